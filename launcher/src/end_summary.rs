@@ -20,6 +20,10 @@ const MAX_PRINTED_PROBLEMS: usize = 8;
 /// The loss of events that could not be written, in the manifest.
 const UNWRITTEN: &str = "unwritten";
 
+/// The help for a command that failed on a machine without a GPU.
+pub(crate) const USE_DRY_RUN: &str = "this machine has no NVIDIA driver; `memtrace dry-run -- COMMAND` runs the command \
+    over a simulated GPU";
+
 /// What the end-of-run summary prints and writes.
 #[derive(Clone, Debug)]
 pub(crate) struct SummaryOptions {
@@ -29,6 +33,8 @@ pub(crate) struct SummaryOptions {
     pub(crate) verbose: bool,
     /// Write no snapshots.
     pub(crate) no_snapshot: bool,
+    /// Say how to run the command without a GPU, if no GPU was used.
+    pub(crate) suggests_dry_run: bool,
     /// The rules of the user's own categories.
     pub(crate) custom_rules: Option<Arc<CustomRules>>,
 }
@@ -37,7 +43,7 @@ impl SummaryOptions {
     /// What the command line asks for.
     pub(crate) fn new(options: &EndSummaryOptions, custom_rules: Option<Arc<CustomRules>>) -> SummaryOptions {
         let EndSummaryOptions { quiet, verbose, no_snapshot } = *options;
-        SummaryOptions { quiet, verbose, no_snapshot, custom_rules }
+        SummaryOptions { quiet, verbose, no_snapshot, suggests_dry_run: false, custom_rules }
     }
 }
 
@@ -124,4 +130,8 @@ fn print(written: &FinishedRun, options: &SummaryOptions) {
         return;
     }
     print_to_stderr(Printed::Styled(&written.summary.to_text(&layout(Stream::Stderr, options.verbose))));
+    let mut devices = written.summary.processes.iter().flat_map(|process| &process.devices);
+    if options.suggests_dry_run && devices.all(|device| device.device < 0) {
+        message::help(USE_DRY_RUN);
+    }
 }

@@ -123,7 +123,7 @@ fn by_pid(pid: u32) -> anyhow::Result<Selected> {
     }
     bail!(WithHelp::new(
         format!("memtrace records nothing of process {pid} now: it has not used GPU memory yet, or is not recorded"),
-        START_IT
+        format!("{START_IT}; to record a process that runs already: memtrace attach {pid}")
     ));
 }
 
@@ -221,6 +221,8 @@ mod tests {
         let text = |target: &str| select(target).unwrap_err().to_string();
         let us = std::process::id();
         assert!(text(&us.to_string()).starts_with(&format!("memtrace records nothing of process {us} now")));
+        let help = crate::message::help_of(&select(&us.to_string()).unwrap_err()).unwrap();
+        assert!(help.ends_with(&format!("memtrace attach {us}")), "{help}");
         assert_eq!(text("4000000000"), "no process has the id 4000000000");
         let folder = tempfile::tempdir().unwrap();
         let shown = folder.path().display().to_string();

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use memtrace_analysis::{HTML_REPORT, printable};
 
 use crate::cli::Open;
@@ -19,6 +19,9 @@ pub(crate) fn open(options: &Open) -> u8 {
 
 /// Opens the page, or prints its path where there is no browser. Fails if the run has no page.
 fn open_file(run: &Path) -> anyhow::Result<()> {
+    run.metadata().with_context(|| {
+        WithHelp::new(format!("cannot open {}", run.display()), "pass a run folder, or leave it out for the newest run")
+    })?;
     let page = if run.is_file() { run.to_owned() } else { run.join(HTML_REPORT) };
     let is_page = page.extension().is_some_and(|extension| extension == "html") && page.is_file();
     let run = run.display();

@@ -14,7 +14,7 @@ use crate::cli::Run;
 use crate::device_samples::Sampler;
 use crate::drain::Outcome;
 use crate::drain::drain_loop::Drain;
-use crate::end_summary::{self, SummaryOptions};
+use crate::end_summary::{self, SummaryOptions, USE_DRY_RUN};
 use crate::folder::{CHOOSE_ANOTHER, Place};
 use crate::inherited::InheritedState;
 use crate::kernel_parent::ParentWatch;
@@ -30,7 +30,7 @@ use crate::ready_line::LineWatch;
 use crate::signal_probe::SignalProbe;
 use crate::signals::Signals;
 use crate::simulation::Simulation;
-use crate::{folder, host, library, message, session, xla};
+use crate::{folder, gpu, host, library, message, session, xla};
 
 /// The maximum length of the command line in the end-of-run summary, in characters.
 const MAX_COMMAND: usize = 120;
@@ -204,8 +204,11 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     // From here on, Ctrl-C ends the launcher instead of the command. The manifest says that the run has ended.
     signals.unblock(&state);
     summary.problems.iter().for_each(Problem::print);
+    // A signal is mostly the end that the user wanted.
+    let has_failed = (1..128).contains(&child::exit_code(status));
+    let suggests_dry_run = simulation.is_none() && has_failed && !gpu::has_driver();
     if summary.processes > 0 {
-        let options = SummaryOptions::new(&run.summary, custom_rules);
+        let options = SummaryOptions { suggests_dry_run, ..SummaryOptions::new(&run.summary, custom_rules) };
         if run.reports_in_background {
             end_summary::finish_in_background(&folder, options);
         } else {
@@ -220,6 +223,9 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
         if is_simulation_unused {
             message::warning("no process of the command used CUDA");
             message::help(USE_CUDA);
+        }
+        if suggests_dry_run {
+            message::help(USE_DRY_RUN);
         }
     }
     if let Some([text, help]) = missing_toolkit.map(|missing| missing.texts()) {

@@ -35,6 +35,9 @@ pub(crate) struct Gpu {
 /// The GPU of a dry run that names none.
 const DEFAULT: &str = "h100-sxm";
 
+/// How to see all names.
+const LIST_ALL: &str = "`memtrace dry-run --list-gpus` prints all";
+
 impl Gpu {
     /// All models, in the order of the table.
     pub(crate) fn all() -> &'static [Gpu] {
@@ -59,6 +62,17 @@ impl Gpu {
         if let Some((_, gpu)) = Gpu::all().iter().flat_map(names).find(|(name, _)| plain(name) == requested) {
             return Ok(gpu.clone());
         }
+        let mut candidates: Vec<&str> = Vec::new();
+        for (name, gpu) in Gpu::all().iter().flat_map(names) {
+            if !requested.is_empty() && plain(name).contains(&requested) && !candidates.contains(&&*gpu.id) {
+                candidates.push(&gpu.id);
+            }
+        }
+        match &candidates[..] {
+            [] => {}
+            [only] => return Err(format!("no such GPU; the nearest is {only}. {LIST_ALL}")),
+            _ => return Err(format!("several GPUs have this in their names: {}. {LIST_ALL}", candidates.join(", "))),
+        }
         let mut near: Vec<(f64, &str)> = Gpu::all()
             .iter()
             .flat_map(names)
@@ -71,7 +85,7 @@ impl Gpu {
                 nearest.push(id);
             }
         }
-        Err(format!("no such GPU; the nearest are {}. `memtrace dry-run --list-gpus` prints all", nearest.join(", ")))
+        Err(format!("no such GPU; the nearest are {}. {LIST_ALL}", nearest.join(", ")))
     }
 
     /// A GPU of which only the memory is known, in bytes.
@@ -94,6 +108,12 @@ mod tests {
         let error = Gpu::named("a100-41gb").unwrap_err();
         assert!(error.contains("a100-40gb"), "{error}");
         assert_eq!(Gpu::named(DEFAULT).unwrap().id, DEFAULT);
+        for name in ["A100", "nvidia-a100"] {
+            let error = Gpu::named(name).unwrap_err();
+            let candidates =
+                "several GPUs have this in their names: a100-40gb, a100-40gb-pcie, a100-80gb, a100-80gb-pcie.";
+            assert!(error.starts_with(candidates), "{error}");
+        }
     }
 
     /// The analysis knows some models by their names.

@@ -87,6 +87,20 @@ fn mistyped_commands_are_not_run() {
 }
 
 #[test]
+fn a_program_without_a_driver_learns_of_dry_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |words: &[&str]| output(Command::new(memtrace()).current_dir(&folder).args(words));
+    let help = "help: this machine has no NVIDIA driver; `memtrace dry-run -- COMMAND`";
+    let has_driver = ["/dev/nvidiactl", "/proc/driver/nvidia/version"].iter().any(|path| Path::new(path).exists());
+    assert_eq!(stderr(&run(&["--", "sh", "-c", "exit 1"])).contains(help), !has_driver);
+    assert!(!stderr(&run(&["--", "true"])).contains(help));
+    let list = run(&["dry-run", "--list-gpus"]);
+    let widths: std::collections::BTreeSet<usize> =
+        String::from_utf8(list.stdout).unwrap().lines().rev().skip(1).map(|line| line.chars().count()).collect();
+    assert_eq!(widths.len(), 1, "the last column is aligned at the right");
+}
+
+#[test]
 fn commands_that_cannot_be_run_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let plain = script(folder.path(), "tool", "echo", 0o644);

@@ -47,16 +47,22 @@ fn simulation(options: &DryRun) -> Simulation {
 
 /// Prints a table of the GPUs that can be simulated.
 fn list_gpus() -> anyhow::Result<()> {
-    let mut table =
-        format!("{:<12} {:<28} {:>10} {:>8} {:>4} {:>12}\n", "--gpu", "name", "memory", "compute", "SMs", "context");
+    let head = ["--gpu", "name", "memory", "compute", "SMs", "context"].map(str::to_owned);
+    let mut rows = vec![head];
     for gpu in Gpu::all() {
         let memory = size_text(gpu.memory_bytes);
         let compute = format!("{}.{}", gpu.compute_capability / 10, gpu.compute_capability % 10);
         let assumed = if gpu.is_context_assumed { "~" } else { "" };
         let context = format!("{assumed}{} MiB", gpu.context_bytes >> 20);
+        rows.push([gpu.id.clone(), gpu.name.clone(), memory, compute, gpu.multiprocessors.to_string(), context]);
+    }
+    let [id, name, memory, compute, multiprocessors, context] =
+        std::array::from_fn(|at| rows.iter().map(|row| row[at].chars().count()).max().unwrap_or(0));
+    let mut table = String::new();
+    for row in &rows {
         table += &format!(
-            "{:<12} {:<28} {memory:>10} {compute:>8} {:>4} {context:>12}\n",
-            gpu.id, gpu.name, gpu.multiprocessors
+            "{:<id$}  {:<name$}  {:>memory$}  {:>compute$}  {:>multiprocessors$}  {:>context$}\n",
+            row[0], row[1], row[2], row[3], row[4], row[5]
         );
     }
     table += "~ assumed: that of an H200\n";
