@@ -32,7 +32,7 @@ use crate::terminal::layout;
 #[derive(Parser, Debug)]
 #[command(name = "memtrace", version, subcommand_required = true, arg_required_else_help = true)]
 #[command(override_usage = "memtrace [run] [OPTIONS] -- COMMAND [ARGS]...\n       \
-    memtrace <report|export|lines|diff|check|redact> RUN [OPTIONS]\n       \
+    memtrace <report|export|lines|diff|check|redact> [RUN] [OPTIONS]\n       \
     memtrace doctor [OPTIONS] [-- COMMAND [ARGS]...]")]
 #[command(after_help = "`run` is the default command: memtrace -- python train.py\n\n\
     Exit status of `run`: that of the command (128+n for signal n), 125 if memtrace fails, 126 if the command cannot \
@@ -197,8 +197,8 @@ pub(crate) struct DryRun {
 #[derive(Args, Debug)]
 pub(crate) struct Report {
     /// A run folder, a .mtr file or a PyTorch memory snapshot (.pickle, .pkl, .json, each also .gz); the snapshots of
-    /// several ranks, as files or folders; or a folder with the runs of a job on several hosts [default: the newest
-    /// run folder in the current folder]
+    /// several ranks, as files or folders; or a folder with the runs of a job on several hosts; of a folder with other
+    /// runs, a list of them is printed [default: the newest run in the current folder]
     #[arg(value_name = "RUN")]
     pub(crate) runs: Vec<PathBuf>,
     /// Print the table of all ranks and phases, of a run or of a job on several hosts
@@ -242,8 +242,8 @@ pub(crate) struct Report {
     only those who have its URL."
 )]
 pub(crate) struct Open {
-    /// A run folder; with --serve, also a .mtr file or a PyTorch memory snapshot [default: the newest run folder in the
-    /// current folder]
+    /// A run folder; with --serve, also a .mtr file or a PyTorch memory snapshot [default: the newest run in the current
+    /// folder]
     #[arg(value_name = "RUN")]
     pub(crate) run: Option<PathBuf>,
     /// Serve the page to this machine until Ctrl-C: where one zooms in, it loads all events and blocks of a long
@@ -263,9 +263,10 @@ fn section_names() -> PossibleValuesParser {
 /// The options of `memtrace export`.
 #[derive(Args, Debug)]
 pub(crate) struct Export {
-    /// A run folder, a .mtr file or a PyTorch memory snapshot (.pickle, .pkl, .json, each also .gz)
+    /// A run folder, a .mtr file or a PyTorch memory snapshot (.pickle, .pkl, .json, each also .gz) [default: the newest
+    /// run in the current folder]
     #[arg(value_name = "RUN")]
-    pub(crate) run: PathBuf,
+    pub(crate) run: Option<PathBuf>,
     /// The format
     #[arg(long, value_enum)]
     pub(crate) to: ExportFormat,
@@ -341,9 +342,10 @@ impl Window {
 /// The options of `memtrace lines`.
 #[derive(Args, Debug)]
 pub(crate) struct Lines {
-    /// A run folder, a .mtr file or a PyTorch memory snapshot (.pickle, .pkl, .json, each also .gz)
+    /// A run folder, a .mtr file or a PyTorch memory snapshot (.pickle, .pkl, .json, each also .gz) [default: the newest
+    /// run in the current folder]
     #[arg(value_name = "RUN")]
-    pub(crate) run: PathBuf,
+    pub(crate) run: Option<PathBuf>,
     /// Show this function: its name, its qualified name or the end of it, e.g. Block.forward; may be repeated [default:
     /// the functions of the program with the highest peaks]
     #[arg(long, value_name = "NAME")]
@@ -397,8 +399,9 @@ pub(crate) struct Lines {
 )]
 pub(crate) struct Diff {
     /// The first run: a run folder, a .mtr file or a PyTorch memory snapshot (.pickle, .pkl, .json, each also .gz)
-    #[arg(value_name = "A")]
-    pub(crate) a: PathBuf,
+    /// [default with --steps: the newest run in the current folder]
+    #[arg(value_name = "A", required_unless_present = "steps")]
+    pub(crate) a: Option<PathBuf>,
     /// The second run, of any of these kinds
     #[arg(value_name = "B", required_unless_present = "steps")]
     pub(crate) b: Option<PathBuf>,
@@ -441,8 +444,8 @@ pub(crate) struct Diff {
 )]
 pub(crate) struct Check {
     /// A run folder, a .mtr file or a PyTorch memory snapshot (.pickle, .pkl, .json, each also .gz), or the snapshots
-    /// of several ranks, as files or folders
-    #[arg(value_name = "RUN", required = true)]
+    /// of several ranks, as files or folders [default: the newest run in the current folder]
+    #[arg(value_name = "RUN")]
     pub(crate) runs: Vec<PathBuf>,
     /// Fail if the peak of allocated memory (torch.cuda.max_memory_allocated) exceeds SIZE
     #[arg(long, value_name = "SIZE", value_parser = size)]
@@ -503,9 +506,9 @@ pub(crate) struct Check {
 #[command(after_help = "Exit status: 0 for success, 2 for bad usage or unreadable input.\n\
     Export the copy for a redacted file of another format: memtrace export DIR --to snapshot")]
 pub(crate) struct Redact {
-    /// A run folder or a .mtr file
+    /// A run folder or a .mtr file [default: the newest run in the current folder]
     #[arg(value_name = "RUN")]
-    pub(crate) run: PathBuf,
+    pub(crate) run: Option<PathBuf>,
     /// Write the copy into this folder, which must be new or empty; its name is part of the copy
     #[arg(short, long, value_name = "DIR", required = true)]
     pub(crate) output: PathBuf,
@@ -994,9 +997,6 @@ impl Cli {
     }
 }
 
-/// The command line is invalid, or requests help.
-#[derive(Debug)]
-pub(crate) struct UsageError {
 /// The error of a command line without `run` and `--`, if the command to record is a command of memtrace that is
 /// misspelled or stands after options.
 fn mistyped_command(arguments: &[OsString], recorded: &[OsString]) -> Option<clap::Error> {
@@ -1016,6 +1016,9 @@ fn mistyped_command(arguments: &[OsString], recorded: &[OsString]) -> Option<cla
     Some(clap::Error::raw(ErrorKind::InvalidSubcommand, format!("{text}\nhelp: {help}\n")))
 }
 
+/// The command line is invalid, or requests help.
+#[derive(Debug)]
+pub(crate) struct UsageError {
     error: clap::Error,
     is_run: bool,
     is_styled: bool,
@@ -1063,9 +1066,6 @@ mod tests {
         assert_eq!(command("run -- python -c x"), ["python", "-c", "x"]);
         assert_eq!(command("-o out --quiet -- a -- b"), ["a", "--", "b"]);
         assert_eq!(command("python -o x"), ["python", "-o", "x"]);
-    }
-
-    #[test]
         assert_eq!(command("-q srun python view"), ["srun", "python", "view"]);
     }
 
@@ -1112,12 +1112,15 @@ mod tests {
             }
         }
         assert!(parse("doctor --seconds 3 -- x").is_ok(), "the former name");
+    }
+
+    #[test]
     fn usage_errors_have_exit_codes() {
         assert_eq!(parse("--").unwrap_err(), 125);
         assert_eq!(parse("--no-such-option -- x").unwrap_err(), 125);
         assert_eq!(parse("--stacks wrong -- x").unwrap_err(), 125);
         assert_eq!(parse("").unwrap_err(), 125);
-        assert_eq!(parse("lines").unwrap_err(), 2);
+        assert_eq!(parse("lines --top x").unwrap_err(), 2);
         assert_eq!(parse("--help").unwrap_err(), 0);
         assert_eq!(parse("-V").unwrap_err(), 0);
         assert_eq!(parse("diff a").unwrap_err(), 2);

@@ -104,6 +104,12 @@ pub(crate) fn stamp(epoch_ns: u64) -> String {
     format!("{year:04}{month:02}{:02}-{:02}{:02}{:02}", t.tm_mday, t.tm_hour, t.tm_min, t.tm_sec)
 }
 
+/// Formats a time as `2026-11-20 22:31`, in local time.
+pub(crate) fn local_minute(epoch_ns: u64) -> String {
+    let t = calendar((epoch_ns / 1_000_000_000) as i64, true);
+    format!("{:04}-{:02}-{:02} {:02}:{:02}", t.tm_year + 1900, t.tm_mon + 1, t.tm_mday, t.tm_hour, t.tm_min)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

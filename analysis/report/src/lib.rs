@@ -34,6 +34,7 @@ mod pools;
 mod rank_table_text;
 mod redacted_run;
 mod released;
+mod run_list_text;
 mod sections;
 mod server;
 mod statistics;
@@ -52,5 +53,6 @@ pub use html::{HtmlOptions, PageWindow, html_report, html_window, served_policy}
 pub use job_html::job_html;
 pub use lines_html::lines_html;
 pub use redacted_run::{can_redact, redact_run};
+pub use run_list_text::RunListText;
 pub use sections::{SECTIONS, Section, range_text, section_text};
 pub use style::{TextOptions, ToText};

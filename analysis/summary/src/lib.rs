@@ -88,8 +88,8 @@ pub use diff::{
     UnpairedDevice,
 };
 pub use job::{
-    FoundRun, HostClock, JOB_VERSION, JobOptions, JobReport, JobRun, RunOrigin, find_runs, is_run_folder, job_report,
-    rank_rows, rank_rows_of_run,
+    FoundRun, HostClock, JOB_VERSION, JobOptions, JobOrRuns, JobReport, JobRun, ListedRun, RunList, RunOrigin,
+    find_runs, is_run_folder, job_or_runs, job_report, rank_rows, rank_rows_of_run,
 };
 pub use launch::{IssueProcessSummary, LaunchIssueSummary, LaunchSummary, SharedMemorySummary};
 pub use lines::{

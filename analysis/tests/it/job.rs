@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use memtrace_analysis::passes::Phase;
-use memtrace_analysis::report::{RankSummary, RunOrigin};
+use memtrace_analysis::report::{JobOrRuns, RankSummary, RunListText, RunOrigin, job_or_runs};
 use memtrace_analysis::{Error, JobOptions, JobReport, Result, TextOptions, ToText, find_runs, job_html, job_report};
 use serde_json::{Value, json};
 
@@ -156,6 +156,16 @@ fn several_jobs_are_listed_and_one_can_be_chosen() {
     assert_error(folder.path(), Some("7"), "DIR has no job 7", &format!("its jobs are {jobs}"));
     let report = report_of(folder.path(), Some("72")).unwrap();
     assert_eq!((report.table.ranks.len(), report.runs.len()), (2, 2));
+    // A user sees the runs, the newest first.
+    let options = |job: Option<&str>| JobOptions { job: job.map(str::to_owned), ..JobOptions::default() };
+    let JobOrRuns::Runs(list) = job_or_runs(folder.path(), &options(None), &mut |_| {}).unwrap() else { panic!() };
+    let runs: Vec<_> =
+        list.runs.iter().map(|run| (run.path.file_name().unwrap().to_str().unwrap(), run.job.as_deref())).collect();
+    assert_eq!(runs, [("c", Some("72")), ("b", Some("72")), ("a", Some("71"))]);
+    let text = RunListText { list: &list, time: |ns| format!("at {ns}") }.to_text(&TextOptions::default());
+    assert!(text.contains("  c    at 9000  72") && text.contains("--job ID"), "{text}");
+    let chosen = job_or_runs(folder.path(), &options(Some("71")), &mut |_| {}).unwrap();
+    assert!(matches!(chosen, JobOrRuns::Job(report) if report.job == "71"));
 }
 
 #[test]

@@ -28,7 +28,11 @@ pub(crate) fn check(options: &Check) -> anyhow::Result<bool> {
     let mut line = ProgressLine::new(Stream::Stderr.is_terminal());
     let rules = super::categories::read(options.categories.as_deref())?;
     let max_categories = category_limits(options, rules.as_deref())?;
-    let run = super::open_all(&options.runs)?;
+    let run = match &options.runs[..] {
+        [] => super::open_or_newest(None)?,
+        [run] => super::open_or_newest(Some(run))?,
+        runs => super::open_all(runs)?,
+    };
     // Limits on nothing would always hold.
     Selected { rank: options.rank, device: options.device, ..Selected::default() }.ensure_in(&run)?;
     let mut summary_of = |run: &Run| -> anyhow::Result<Summary> {

@@ -30,8 +30,8 @@ pub(crate) fn diff(options: &Diff) -> anyhow::Result<()> {
         );
     }
     let custom_rules = super::categories::read(options.categories.as_deref())?;
-    let a = super::open(&options.a)?;
-    let b = options.b.as_deref().map(super::open).transpose()?;
+    let a = super::open_or_newest(options.a.as_deref())?;
+    let b = options.b.as_deref().map(|b| super::open_or_newest(Some(b))).transpose()?;
     let selected = Selected { rank: options.rank, device: options.device, ..Selected::default() };
     std::iter::once(&a).chain(&b).try_for_each(|run| selected.ensure_in(run))?;
     let steps = match options.steps.as_deref() {
@@ -47,7 +47,7 @@ pub(crate) fn diff(options: &Diff) -> anyhow::Result<()> {
     if report.pairs.is_empty() && report.unpaired.is_empty() {
         let remarks: String = report.notes.iter().map(|note| format!("; {note}")).collect();
         bail!(WithHelp::new(
-            format!("cannot compare {}: no selected process and device has memory{remarks}", options.a.display()),
+            format!("cannot compare {}: no selected process and device has memory{remarks}", a.path().display()),
             "select another rank or device, or leave out --rank and --device"
         ));
     }

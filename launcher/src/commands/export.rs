@@ -34,7 +34,7 @@ pub(crate) fn export(options: &Export) -> anyhow::Result<()> {
         let rules = super::categories::read(options.categories.as_deref())?;
         return super::job::export(options, rules.as_deref());
     }
-    let run = super::open(&options.run)?;
+    let run = super::open_or_newest(options.run.as_deref())?;
     let is_flame = matches!(options.to, ExportFormat::Speedscope | ExportFormat::Folded);
     ensure!(
         options.of.is_none() || is_flame,

@@ -8,7 +8,7 @@ use anyhow::{Context, ensure};
 use memtrace_analysis::export::{
     RANKS_FILE, RANKS_TABLE, RankRow, TABLES, TableLayout, Window, partition_folder, tables, write_ranks,
 };
-use memtrace_analysis::report::number_text;
+use memtrace_analysis::report::{JobOrRuns, RunListText, job_or_runs, number_text};
 use memtrace_analysis::rules::CustomRules;
 use memtrace_analysis::{
     FoundRun, JobOptions, Process, Progress, RunFolder, ToText, find_runs, is_run_folder, job_html, job_report,
@@ -16,18 +16,22 @@ use memtrace_analysis::{
 };
 
 use crate::cli::{Export, Report};
+use crate::host::local_minute;
 use crate::message::{self, WithHelp};
 use crate::output::{Printed, Stream};
 use crate::terminal::{ProgressLine, layout};
 
 /// Whether a path names no run, but a folder that has some: run folders, or the tables of an export.
 pub(super) fn is_folder_of_runs(path: &Path) -> bool {
-    path.is_dir()
-        && !is_run_folder(path)
-        && (path.join(RANKS_TABLE).is_dir() || find_runs(path).is_ok_and(|runs| !runs.is_empty()))
+    path.is_dir() && !is_run_folder(path) && (has_tables(path) || find_runs(path).is_ok_and(|runs| !runs.is_empty()))
 }
 
-/// Prints the report of the job in a folder.
+/// Whether a folder has the tables of an export.
+pub(super) fn has_tables(path: &Path) -> bool {
+    path.join(RANKS_TABLE).is_dir()
+}
+
+/// Prints the report of the job in a folder, or lists its runs if they are of several jobs.
 pub(super) fn report(path: &Path, options: &Report) -> anyhow::Result<()> {
     let for_one_run = options.section.is_some() || options.range.is_some() || options.categories.is_some();
     ensure!(
@@ -46,9 +50,21 @@ pub(super) fn report(path: &Path, options: &Report) -> anyhow::Result<()> {
     );
     let mut line = ProgressLine::new(Stream::Stderr.is_terminal());
     let job_options = JobOptions { job: options.job.clone(), compares: true };
-    let report = job_report(path, &job_options, &mut |progress| line.show(&progress));
+    let mut progress = |progress: Progress<'_>| line.show(&progress);
+    // A list is for people. A program, and who asks for a table, gets an error that names the jobs.
+    let report = if options.json || options.html.is_some() || options.ranks {
+        job_report(path, &job_options, &mut progress).map(|report| JobOrRuns::Job(Box::new(report)))
+    } else {
+        job_or_runs(path, &job_options, &mut progress)
+    };
     line.clear();
-    let report = report?;
+    let report = match report? {
+        JobOrRuns::Job(report) => report,
+        JobOrRuns::Runs(list) => {
+            let text = RunListText { list: &list, time: local_minute }.to_text(&layout(Stream::Stdout, false));
+            return super::write_output(Printed::Styled(&text), None);
+        }
+    };
     if let Some(output) = &options.html {
         let mut page = Vec::new();
         job_html(&report, &mut page)?;
@@ -77,7 +93,11 @@ pub(super) fn export(options: &Export, rules: Option<&CustomRules>) -> anyhow::R
         "--partition writes a folder for each table",
         "name the folder of all tables with -o DIR",
     ))?;
-    let runs = if options.run.is_dir() { find_runs(&options.run)? } else { Vec::new() };
+    let path = match &options.run {
+        Some(run) => run.clone(),
+        None => super::run_or_newest(None)?,
+    };
+    let runs = if path.is_dir() { find_runs(&path)? } else { Vec::new() };
     if !runs.is_empty() {
         let mut left_out = 0;
         for run in &runs {
@@ -96,8 +116,8 @@ pub(super) fn export(options: &Export, rules: Option<&CustomRules>) -> anyhow::R
         message::status(&format!("wrote the tables of {written} into {}", output.display()));
         return Ok(());
     }
-    let name = options.run.file_name().map_or("run".into(), |name| name.to_string_lossy().into_owned());
-    export_run(&FoundRun { name, path: options.run.clone() }, output, rules)?;
+    let name = path.file_name().map_or("run".into(), |name| name.to_string_lossy().into_owned());
+    export_run(&FoundRun { name, path }, output, rules)?;
     message::status(&format!("wrote the tables of 1 run into {}", output.display()));
     Ok(())
 }

@@ -15,7 +15,7 @@ const FILE_WIDTH: usize = 160;
 /// Prints the table. Fails when the run cannot be read.
 pub(crate) fn lines(options: &Lines) -> anyhow::Result<()> {
     let custom_rules = super::categories::read(options.categories.as_deref())?;
-    let run = super::open(&options.run)?;
+    let run = super::open_or_newest(options.run.as_deref())?;
     Selected { rank: options.rank, pid: options.pid, device: options.device }.ensure_in(&run)?;
     let lines_options = LinesOptions {
         functions: options.function.clone(),
@@ -42,7 +42,7 @@ pub(crate) fn lines(options: &Lines) -> anyhow::Result<()> {
         };
         let range = options.range.as_ref().map_or_else(String::new, |range| format!(" in ranges of the name {range}"));
         bail!(WithHelp::new(
-            format!("no memory was allocated or freed in {place}{range} in {}", options.run.display()),
+            format!("no memory was allocated or freed in {place}{range} in {}", run.path().display()),
             "run `memtrace lines` without --function and --file to list all functions; the run must have been recorded \
              without --stacks none"
         ));

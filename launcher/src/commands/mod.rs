@@ -29,7 +29,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
 use memtrace_analysis::load::MANIFEST_FILE;
-use memtrace_analysis::{Process, Progress, Run, RunFolder, open_runs};
+use memtrace_analysis::{Process, Progress, Run, RunFolder, find_runs, open_runs};
 
 use crate::message::WithHelp;
 use crate::output::{Printed, Stream};
@@ -68,31 +68,65 @@ pub(crate) fn exit_code(result: anyhow::Result<()>) -> u8 {
     }
 }
 
-/// The run that a RUN argument names, or else the newest run folder in the current folder.
+/// The run that a RUN argument names, or else the newest run in the current folder. The only run in a folder is named
+/// by the folder too.
 ///
 /// # Errors
 ///
 /// If there is none.
 fn run_or_newest(run: Option<&Path>) -> anyhow::Result<PathBuf> {
     if let Some(run) = run {
-        return Ok(run.to_owned());
+        return Ok(only_run(run).unwrap_or_else(|| run.to_owned()));
     }
-    newest_run(Path::new(".")).ok_or_else(|| {
-        WithHelp::new(
+    let runs = runs_by_time(Path::new("."));
+    if let Some(newest) = runs.iter().rev().find(|run| has_recording(run)) {
+        message::note(&format!("RUN is {}, the newest one in the current folder", newest.display()));
+        return Ok(newest.clone());
+    }
+    let error = match runs.last() {
+        Some(newest) => WithHelp::new(
+            "no run in the current folder has recorded anything",
+            format!("pass another run; memtrace report {} says why the newest one has not", newest.display()),
+        ),
+        None => WithHelp::new(
             "no run folder is in the current folder",
             "pass a run folder, a .mtr file or a PyTorch snapshot, or record one: memtrace -- COMMAND",
-        )
-        .into()
-    })
+        ),
+    };
+    Err(error.into())
 }
 
-/// The run folder that was begun last: the one with the newest manifest. Of equal ones, the last by name.
-fn newest_run(folder: &Path) -> Option<PathBuf> {
-    let folders = std::fs::read_dir(folder).ok()?.filter_map(|entry| entry.ok().map(|entry| entry.path()));
+/// The run folders in a folder, those that were begun last at the end: by the time of the manifest, then by name.
+fn runs_by_time(folder: &Path) -> Vec<PathBuf> {
+    let folders = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let begun = |path: &Path| path.join(MANIFEST_FILE).metadata().ok()?.modified().ok();
-    let runs = folders.filter_map(|path| Some((begun(&path)?, path)));
-    let (_, path) = runs.max()?;
-    Some(path.strip_prefix(folder).map(Path::to_owned).unwrap_or(path))
+    let mut runs: Vec<_> = folders.filter_map(|path| Some((begun(&path)?, path))).collect();
+    runs.sort();
+    runs.into_iter().map(|(_, path)| path.strip_prefix(folder).map(Path::to_owned).unwrap_or(path)).collect()
+}
+
+/// Whether a run folder has a trace: each process that recorded anything has one.
+fn has_recording(run: &Path) -> bool {
+    let is_trace = |entry: std::fs::DirEntry| entry.path().extension().is_some_and(|extension| extension == "mtr");
+    std::fs::read_dir(run).is_ok_and(|entries| entries.flatten().any(is_trace))
+}
+
+/// The run in a folder that is none itself and has only one with a recording.
+fn only_run(folder: &Path) -> Option<PathBuf> {
+    if !job::is_folder_of_runs(folder) || job::has_tables(folder) {
+        return None;
+    }
+    let runs = find_runs(folder).ok()?;
+    let mut recorded = runs.iter().filter(|run| has_recording(&run.path));
+    match (recorded.next(), recorded.next(), &runs[..]) {
+        (Some(only), None, _) | (None, None, [only]) => Some(only.path.clone()),
+        _ => None,
+    }
+}
+
+/// [`open()`] for a RUN argument that may be left out.
+fn open_or_newest(run: Option<&Path>) -> anyhow::Result<Run> {
+    Ok(open(&run_or_newest(run)?)?)
 }
 
 /// Opens the run that a RUN argument names. Shows a progress line when that takes long, and prints problems with its

@@ -44,11 +44,11 @@ fn remove_files(folder: &RunFolder) {
 
 /// Writes the copy. Fails when the run cannot be read or a file cannot be written.
 fn write(options: &Redact, out: &RunFolder) -> anyhow::Result<()> {
-    let run = super::open(&options.run)?;
+    let run = super::open_or_newest(options.run.as_deref())?;
     ensure!(
         can_redact(&run),
         WithHelp::new(
-            format!("cannot redact {}: it is a snapshot of PyTorch", options.run.display()),
+            format!("cannot redact {}: it is a snapshot of PyTorch", run.path().display()),
             "record the program with memtrace -- COMMAND, and redact the run folder"
         )
     );

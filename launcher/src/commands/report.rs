@@ -13,8 +13,13 @@ use crate::terminal::{ProgressLine, layout};
 /// Prints the report. Fails when the run cannot be read.
 pub(crate) fn report(options: &Report) -> anyhow::Result<()> {
     let mut paths = options.runs.clone();
-    if paths.is_empty() {
-        paths.push(super::run_or_newest(None)?);
+    match &mut paths[..] {
+        [] => paths.push(super::run_or_newest(None)?),
+        // The JSON and the page of a folder are those of a job, however many runs it has.
+        [path] if options.job.is_none() && !options.json && options.html.is_none() => {
+            *path = super::run_or_newest(Some(path))?
+        }
+        _ => {}
     }
     ensure!(
         options.job.is_none() || paths.len() == 1,

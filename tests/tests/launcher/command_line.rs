@@ -86,6 +86,62 @@ fn mistyped_commands_are_not_run() {
     }
 }
 
+/// Without RUN, it is the newest run that has recorded anything. A folder with one run names that run, and one with
+/// several lists them.
+#[test]
+fn runs_are_found_by_their_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let here = |words: &[&str]| output(Command::new(memtrace()).current_dir(&folder).args(words));
+    let text = |ended: &std::process::Output| String::from_utf8(ended.stdout.clone()).unwrap();
+    let record = |path: &str, words: &[&str]| {
+        let ended =
+            output(recording(&folder.path().join(path)).arg(env!("CARGO_BIN_EXE_intruder")).args(words).arg("say="));
+        assert!(ended.status.code().is_some(), "{ended:?}");
+    };
+    record("runs/first", &["names"]);
+    assert!(here(&["-o", "runs/nothing", "--", "true"]).status.success());
+    let one = here(&["report", "runs"]);
+    assert!(
+        text(&one).contains("leak: 2.00 MiB more with each step") && !text(&one).contains("Verdict"),
+        "{}",
+        text(&one)
+    );
+    record("runs/a\x1b[2J\nb", &["oom", "exit=3"]);
+    let list = here(&["report", "runs"]);
+    let (text_of_list, lines) = (text(&list), text(&list).lines().count());
+    assert!(
+        list.status.success() && text_of_list.contains("2 runs") && !text_of_list.contains('\x1b'),
+        "{text_of_list}"
+    );
+    for words in ["first", "Verdict", "nothing recorded no memory", "choose one, for example: memtrace report runs/"] {
+        assert!(text_of_list.contains(words), "{words}: {text_of_list}");
+    }
+    assert!(lines < 16, "{text_of_list}");
+    let names = |command: &[&str]| {
+        let ended = output(Command::new(memtrace()).current_dir(folder.path().join("runs")).args(command));
+        (ended.status.code(), stderr(&ended))
+    };
+    // The newest run has recorded nothing.
+    std::fs::rename(folder.path().join("runs/a\x1b[2J\nb"), folder.path().join("other")).unwrap();
+    assert!(
+        output(Command::new(memtrace()).current_dir(folder.path().join("runs")).args(["--", "true"])).status.success()
+    );
+    for command in
+        ["report", "lines --top 1", "check --max-peak 1TiB --allow-incomplete", "export --to json", "redact -o copy"]
+    {
+        let (code, message) = names(&command.split(' ').collect::<Vec<_>>());
+        assert!(message.contains("note: RUN is first, the newest one"), "{command}: {code:?} {message}");
+    }
+    let (code, message) = names(&["open", "nope"]);
+    assert!(code == Some(2) && message.starts_with("error: cannot open nope: No such file"), "{message}");
+    assert!(!message.contains("export"), "{message}");
+    std::fs::remove_dir_all(folder.path().join("runs/first")).unwrap();
+    std::fs::remove_dir_all(folder.path().join("runs/copy")).unwrap();
+    let (code, message) = names(&["report"]);
+    assert!(code == Some(2) && message.contains("no run in the current folder has recorded anything"), "{message}");
+    assert_error_with_help(&message, "");
+}
+
 #[test]
 fn a_program_without_a_driver_learns_of_dry_runs() {
     let folder = tempfile::tempdir().unwrap();

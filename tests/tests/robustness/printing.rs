@@ -85,9 +85,14 @@ const KNOWN: &[(&str, &[&str])] = &[
             "report {missing}",
             "report {damaged}",
             "report {run} {missing}",
+            "report {here}",
+            "report",
         ],
     ),
-    ("open", &["open {run}", "open {run} --serve", "open {run} --serve --port 1", "open {missing}", "open {trace}"]),
+    (
+        "open",
+        &["open {run}", "open", "open {run} --serve", "open {run} --serve --port 1", "open {missing}", "open {trace}"],
+    ),
     (
         "export",
         &[
@@ -122,6 +127,7 @@ const KNOWN: &[(&str, &[&str])] = &[
             "lines {run} -o {new}",
             "lines {run} --output {missing}/x",
             "lines {missing}",
+            "lines",
         ],
     ),
     (

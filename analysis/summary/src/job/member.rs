@@ -31,6 +31,8 @@ pub(super) struct Member {
     pub(super) is_running: bool,
     pub(super) started_ns: Option<u64>,
     pub(super) ended_ns: Option<u64>,
+    /// The first of its worst statements. Empty for a run of Parquet tables.
+    pub(super) verdict: String,
     pub(super) rows: Vec<MemberRow>,
     /// What could not be read, as sentences without a period.
     pub(super) problems: Vec<String>,
@@ -124,6 +126,9 @@ impl Member {
             self.memtrace_version.clone_from(version);
         }
         self.started_ns = self.started_ns.or(stored.run.started_ns);
+        let verdict = &stored.verdict;
+        let worst = verdict.statements.iter().find(|statement| statement.status == verdict.status);
+        self.verdict = worst.map(|statement| statement.text.clone()).unwrap_or_default();
         self.rows.clear();
         for process in &stored.processes {
             let role = RoleInRun::of(process, stored);

@@ -14,7 +14,8 @@ use super::folders::{FoundRun, find_runs};
 use super::member::{Member, MemberRow, read_summaries};
 use super::notice::names;
 use super::report::{HostClock, JOB_VERSION, JobReport, JobRun, RunOrigin};
-use super::selection::{Job, select};
+use super::run_list::RunList;
+use super::selection::{Job, jobs, select};
 use super::table::{RankProcesses, rank_processes, rank_table};
 use super::verdict::verdict;
 use crate::progress::Progress;
@@ -33,6 +34,15 @@ pub struct JobOptions {
     pub compares: bool,
 }
 
+/// What a folder of runs is.
+#[derive(Clone, PartialEq, Debug)]
+pub enum JobOrRuns {
+    /// The runs of one job.
+    Job(Box<JobReport>),
+    /// Runs of several jobs, or of none.
+    Runs(RunList),
+}
+
 /// Merges the runs of one job: those in `folder` and in the folders below it, or those of the Parquet tables in it.
 ///
 /// # Errors
@@ -40,12 +50,39 @@ pub struct JobOptions {
 /// If the folder has no run, or several jobs and none is chosen.
 pub fn job_report(folder: &Path, options: &JobOptions, progress: &mut dyn FnMut(Progress<'_>)) -> Result<JobReport> {
     let mut notices = Vec::new();
-    let members = if folder.join(RANKS_TABLE).is_dir() {
-        members_of_tables(&folder.join(RANKS_TABLE), &mut notices)?
-    } else {
-        members_of_folders(folder, &mut notices, progress)?
-    };
-    let job = select(folder, &members, options.job.as_deref())?;
+    let members = members_of(folder, &mut notices, progress)?;
+    merged(folder, &members, notices, options, progress)
+}
+
+/// Merges the runs of a job as [`job_report`] does, or lists the runs if they are of several and none is requested.
+///
+/// # Errors
+///
+/// If the folder has no run, or not the requested job.
+pub fn job_or_runs(folder: &Path, options: &JobOptions, progress: &mut dyn FnMut(Progress<'_>)) -> Result<JobOrRuns> {
+    let mut notices = Vec::new();
+    let members = members_of(folder, &mut notices, progress)?;
+    if options.job.is_none() && jobs(&members).len() > 1 {
+        return Ok(JobOrRuns::Runs(RunList::new(folder.to_owned(), &members, notices)));
+    }
+    merged(folder, &members, notices, options, progress).map(|report| JobOrRuns::Job(Box::new(report)))
+}
+
+fn members_of(folder: &Path, notices: &mut Vec<String>, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Vec<Member>> {
+    match folder.join(RANKS_TABLE) {
+        tables if tables.is_dir() => members_of_tables(&tables, notices),
+        _ => members_of_folders(folder, notices, progress),
+    }
+}
+
+fn merged(
+    folder: &Path,
+    members: &[Member],
+    mut notices: Vec<String>,
+    options: &JobOptions,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<JobReport> {
+    let job = select(folder, members, options.job.as_deref())?;
     let mut report = JobReport {
         version: JOB_VERSION.to_owned(),
         path: folder.display().to_string(),

@@ -10,11 +10,13 @@ mod member;
 mod merge;
 mod notice;
 mod report;
+mod run_list;
 mod selection;
 mod table;
 mod verdict;
 
 pub use folders::{FoundRun, find_runs, is_run_folder};
 pub use member::{rank_rows, rank_rows_of_run};
-pub use merge::{JobOptions, job_report};
+pub use merge::{JobOptions, JobOrRuns, job_or_runs, job_report};
 pub use report::{HostClock, JOB_VERSION, JobReport, JobRun, RunOrigin};
+pub use run_list::{ListedRun, RunList};

@@ -17,19 +17,24 @@ pub(super) struct Job<'a> {
     pub(super) rows: Vec<(&'a Member, &'a MemberRow)>,
 }
 
-/// The job that the user requests, or the only one.
-///
-/// # Errors
-///
-/// If the folder has several jobs and none is requested, or not the requested one.
-pub(super) fn select<'a>(folder: &Path, members: &'a [Member], requested: Option<&str>) -> Result<Job<'a>> {
+/// The jobs that runs are a part of.
+pub(super) fn jobs(members: &[Member]) -> Vec<Job<'_>> {
     let mut jobs: BTreeMap<JobId, Vec<(&Member, &MemberRow)>> = BTreeMap::new();
     for member in members {
         for row in &member.rows {
             jobs.entry(member.job_of(row)).or_default().push((member, row));
         }
     }
-    let mut jobs: Vec<Job<'_>> = jobs.into_iter().flat_map(|(id, rows)| at_one_time(Job { id, rows })).collect();
+    jobs.into_iter().flat_map(|(id, rows)| at_one_time(Job { id, rows })).collect()
+}
+
+/// The job that the user requests, or the only one.
+///
+/// # Errors
+///
+/// If the folder has several jobs and none is requested, or not the requested one.
+pub(super) fn select<'a>(folder: &Path, members: &'a [Member], requested: Option<&str>) -> Result<Job<'a>> {
+    let mut jobs = jobs(members);
     let mut found: Vec<usize> = (0..jobs.len()).collect();
     if let Some(requested) = requested {
         found.retain(|at| jobs[*at].id.id == requested);

@@ -140,7 +140,7 @@ fn write(selected: &Selected, format: Format, output: Option<&Path>) -> anyhow::
             let output = output.map(Path::to_owned);
             let (rank, pid, of, categories) = (None, None, None, None);
             let export = Export {
-                run,
+                run: Some(run),
                 to,
                 output,
                 partition: false,
