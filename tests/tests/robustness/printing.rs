@@ -300,6 +300,53 @@ fn the_calls_of_every_command_and_option_are_known() {
     }
 }
 
+/// The options that the help of a command lists.
+fn shown_options(command: &str) -> BTreeSet<String> {
+    let help = output(Command::new(memtrace()).args(command.split(' ')).arg("--help"));
+    let help = String::from_utf8(help.stdout).unwrap();
+    let name = |line: &str| {
+        let line = line.trim_start();
+        let line = if line.starts_with("--") { line } else { line.get(4..)? };
+        let name = line.strip_prefix("--")?.split([' ', '=']).next()?;
+        (!matches!(name, "help" | "version")).then(|| name.to_owned())
+    };
+    // The texts of options are indented by ten columns.
+    let is_option = |line: &&str| line.starts_with("  ") && line.len() - line.trim_start().len() < 10;
+    help.lines().filter(is_option).filter_map(name).collect()
+}
+
+/// docs/reference/command-line.md has a section for each command, whose table has the command's options and no others.
+#[test]
+fn the_page_of_the_command_line_lists_every_option() {
+    let page = std::fs::read_to_string(memtrace_tests::traced_program::root().join("docs/reference/command-line.md"));
+    let page = page.unwrap();
+    let sections = page.split("\n## ").skip(1).filter_map(|section| section.split_once('\n'));
+    let listed = |text: &str| -> BTreeSet<String> {
+        let cells = text.lines().filter(|line| line.starts_with("| `")).filter_map(|line| line.split(" | ").next());
+        let names = cells.flat_map(|cell| cell.split("`--").skip(1).map(|rest| rest.split(['`', ' ']).next().unwrap()));
+        names.map(str::to_owned).collect()
+    };
+    let mut left: BTreeSet<String> =
+        defined().into_keys().filter(|name| !matches!(&**name, "help" | "memory-in-use")).collect();
+    let of_run = shown_options("run");
+    assert!(of_run.len() > 15 && of_run.contains("output") && of_run.contains("verbose"), "{of_run:?}");
+    for (heading, text) in sections {
+        let is_of_section = |command: &&String| heading.split(", ").any(|name| command.split(' ').next() == Some(name));
+        let commands: Vec<String> = left.iter().filter(is_of_section).cloned().collect();
+        left.retain(|command| !commands.contains(command));
+        let mut options: BTreeSet<String> = commands.iter().flat_map(|command| shown_options(command)).collect();
+        if heading == "dry-run" {
+            options.retain(|option| !of_run.contains(option));
+        }
+        assert!(
+            commands.is_empty() || listed(text) == options,
+            "{heading}: {:?}",
+            listed(text).symmetric_difference(&options)
+        );
+    }
+    assert!(left.is_empty(), "commands without a section: {left:?}");
+}
+
 /// What the calls work on.
 struct Fixture {
     folder: tempfile::TempDir,
