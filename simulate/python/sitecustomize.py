@@ -13,7 +13,7 @@ FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
 class AfterImport(importlib.abc.MetaPathFinder):
-    """Tells the package `simcuda` that a module was imported, or why it could not be."""
+    """Tells the package `simcuda` that a module will be imported and was, or why it could not be."""
 
     AWAITED = (
         "torch",
@@ -44,7 +44,7 @@ class AfterImport(importlib.abc.MetaPathFinder):
 
 
 class Loader(importlib.abc.Loader):
-    """A module's own loader, and what follows the import."""
+    """A module's own loader, and what comes before and after the import."""
 
     def __init__(self, own):
         self.own = own
@@ -58,6 +58,7 @@ class Loader(importlib.abc.Loader):
     def exec_module(self, module):
         module.__loader__ = module.__spec__.loader = self.own
         simcuda = load_package()
+        simcuda.before_import(module)
         try:
             self.own.exec_module(module)
         except Exception as error:

@@ -18,11 +18,12 @@ pub(super) const EXCEPTIONS: &str = "exceptions";
 /// library.
 pub(super) const FOLDER: &str = "site-packages";
 /// The path in that folder and the text of each module.
-pub(super) const MODULES: [(&str, &str); 7] = [
+pub(super) const MODULES: [(&str, &str); 8] = [
     ("sitecustomize.py", include_str!("../../../simulate/python/sitecustomize.py")),
     ("simcuda/__init__.py", include_str!("../../../simulate/python/simcuda/__init__.py")),
     ("simcuda/exceptions.py", include_str!("../../../simulate/python/simcuda/exceptions.py")),
     ("simcuda/kernels.py", include_str!("../../../simulate/python/simcuda/kernels.py")),
+    ("simcuda/libraries.py", include_str!("../../../simulate/python/simcuda/libraries.py")),
     ("simcuda/operators.py", include_str!("../../../simulate/python/simcuda/operators.py")),
     ("simcuda/steps.py", include_str!("../../../simulate/python/simcuda/steps.py")),
     ("simcuda/values.py", include_str!("../../../simulate/python/simcuda/values.py")),

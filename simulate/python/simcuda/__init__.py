@@ -3,11 +3,19 @@ the size of allocations and the course of a program depend on them.
 
 `operators` computes integers and booleans on the host and declares what depends on floating-point numbers; `values` knows
 which numbers are true; `kernels` stands in for kernels that cannot be compiled; `exceptions` notes what a program died of; `steps`
-ends it after some optimizer steps.
+ends it after some optimizer steps. `libraries` keeps NVIDIA's own libraries out of the process.
 """
 
 import os
 import sys
+
+
+def before_import(module):
+    """One of the modules of `AFTER_IMPORT` will be imported. PyTorch then loads libraries."""
+    from . import libraries
+
+    if module.__name__ == "torch":
+        attempt(libraries.install)
 
 
 def after_torch(_):

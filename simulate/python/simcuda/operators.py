@@ -35,7 +35,7 @@ COMPUTED = """
     add sub rsub mul div remainder fmod floor_divide pow neg abs sign clamp clamp_min clamp_max maximum minimum reciprocal
     bitwise_and bitwise_or bitwise_xor bitwise_not bitwise_left_shift bitwise_right_shift __lshift__ __rshift__
     logical_and logical_or logical_xor logical_not isin
-    sum prod any max min amax amin cumsum cumprod count_nonzero mean median nanmedian
+    sum prod any max min amax amin aminmax cumsum cumprod count_nonzero mean median nanmedian
     cat index _index_put_impl_ index_select index_add index_copy index_fill gather scatter scatter_add scatter_reduce
     masked_fill masked_scatter where take put flip roll tril triu
     fill arange range random bernoulli randperm eye linspace

@@ -210,11 +210,11 @@ fn values_are_tried_and_the_largest_that_fits_is_found() {
     let (code, searched) = tries(&["--max", "bs=1:20", "-o", "searched"]);
     assert_eq!(code, 0, "{searched}");
     let largest = searched["largest"].as_u64().unwrap();
-    let result_of = |value: u64| {
+    let try_of = |value: u64| {
         let tries = searched["tries"].as_array().unwrap();
-        let found = tries.iter().find(|one| one["value"] == value);
-        found.unwrap_or_else(|| panic!("no try of {value}: {searched}"))["result"].clone()
+        tries.iter().find(|one| one["value"] == value).unwrap_or_else(|| panic!("no try of {value}: {searched}"))
     };
+    let result_of = |value: u64| try_of(value)["result"].clone();
     assert_eq!(result_of(largest), "fits");
     let oom = result_of(largest + 1)["out_of_memory"].clone();
     assert!(oom.is_object(), "{searched}");
@@ -225,7 +225,8 @@ fn values_are_tried_and_the_largest_that_fits_is_found() {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let answer = text.split_once(&format!("The largest that fits: bs={largest}, with ")).expect(&text).1;
     let (margin, rest) = answer.split_once(" to spare\n").expect(&text);
-    assert!(margin.ends_with("iB"), "{text}");
+    let has_margin = try_of(largest)["worst"]["free_bytes"].as_u64().unwrap() > 0;
+    assert_eq!((margin.ends_with("iB"), margin == "0"), (has_margin, !has_margin), "{text}");
     let location = oom["location"].as_str().unwrap();
     assert!(rest.starts_with(&format!("bs={} would run out of memory in ", largest + 1)), "{text}");
     assert!(rest.contains(location), "{text}");
