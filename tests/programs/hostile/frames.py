@@ -1,6 +1,7 @@
 """`frames.py MODE`: allocates through ctypes in unusual Python environments and prints the frames that Python has."""
 import ctypes
 import json
+import os
 import sys
 import threading
 
@@ -116,8 +117,11 @@ def recursion():
 
     down(1)
     assert deepest > limit * 0.9, deepest
-    # On a thread with the smallest stack that Python allows.
-    threading.stack_size(32 << 10)
+    # On a thread with the smallest stack that Python allows: more from 3.14 on.
+    try:
+        threading.stack_size(32 << 10)
+    except ValueError:
+        threading.stack_size(52 << 10)
     thread = threading.Thread(target=allocate, args=(0x80000,), name="sm\xe4ll \u2603")
     thread.start()
     thread.join()
@@ -154,3 +158,5 @@ def interpreters():
 if sys.argv[1] != "quiet":
     globals()[sys.argv[1]]()
     print(json.dumps(noted, sort_keys=True))
+    if "perf" in sys._xoptions:
+        os.unlink(f"/tmp/perf-{os.getpid()}.map")

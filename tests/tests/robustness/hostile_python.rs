@@ -10,7 +10,7 @@ use std::process::Command;
 
 use crate::hostile_support::*;
 use memtrace_tests::programs::{ProgramFolder, linked_with, with_simcuda};
-use memtrace_tests::traced_program::{Run, events, root};
+use memtrace_tests::traced_program::{Run, TracedProgram, events, root};
 use memtrace_trace::event::{Action, Source};
 use serde_json::Value;
 
@@ -46,7 +46,12 @@ fn printed_frames(run: &Run) -> BTreeMap<u64, Frames> {
 /// Runs a mode of `frames.py` with this Python and compares all frames.
 #[track_caller]
 fn compare(python: &Path, script: &Path, mode: &str) -> Run {
-    let run = same_output(with_simcuda(&[python.as_os_str(), script.as_os_str(), mode.as_ref()]));
+    compare_as(with_simcuda(&[python.as_os_str(), script.as_os_str(), mode.as_ref()]), python, mode)
+}
+
+#[track_caller]
+fn compare_as(traced: TracedProgram, python: &Path, mode: &str) -> Run {
+    let run = same_output(traced);
     assert_same_frames(&run, &format!("{} {mode}", python.display()));
     run
 }
@@ -133,20 +138,22 @@ fn names_that_are_not_utf8_are_recorded() {
     assert!(manifest["directory"].as_str().unwrap().ends_with("h\u{fffd}re"));
 }
 
+/// A folder with the package greenlet for this Python.
+fn greenlet(python: &Path) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let install = ["-m", "pip", "install", "--quiet", "--only-binary=:all:", "greenlet", "--target"];
+    let mut command = Command::new("python3");
+    command.args(install).arg(folder.path()).arg(format!("--python-version=3.{}", minor(python)));
+    assert!(command.output().is_ok_and(|o| o.status.success()), "{command:?}");
+    folder
+}
+
 #[test]
 fn greenlets_have_their_own_stacks() {
-    let folder = tempfile::tempdir().unwrap();
-    let python = Path::new("/usr/bin/python3");
-    let environment = folder.path().join("venv");
-    let run = |command: &mut Command| assert!(command.output().is_ok_and(|o| o.status.success()), "{command:?}");
-    run(Command::new(python).args(["-m", "venv", "--without-pip"]).arg(&environment));
-    let site = asked(&environment.join("bin/python"), "import site; print(site.getsitepackages()[0])");
-    run(Command::new("python3").args(["-m", "pip", "install", "--quiet", "--target", &site, "greenlet"]).args([
-        "--python-version",
-        &format!("3.{}", minor(python)),
-        "--only-binary=:all:",
-    ]));
-    compare(&environment.join("bin/python"), &program("frames.py"), "greenlets");
+    let (python, script) = (Path::new("/usr/bin/python3"), program("frames.py"));
+    let packages = greenlet(python);
+    let traced = with_simcuda(&[python.as_os_str(), script.as_os_str(), "greenlets".as_ref()]);
+    compare_as(traced.env("PYTHONPATH", packages.path()), python, "greenlets");
 }
 
 #[test]
@@ -178,4 +185,43 @@ fn a_restarted_embedded_interpreter_is_recorded() {
         }
     }
     assert_eq!((inside, outside), (3 * 4, 1 + 2 * 3));
+}
+
+mod exhaustive {
+    use super::*;
+
+    /// With greenlets, sub-interpreters and the trampolines of `-X perf`, which put machine code of their own between
+    /// the frames.
+    #[track_caller]
+    fn check(version: &str) {
+        let output = Command::new(root().join("scripts/python")).arg(version).output().expect("scripts/python");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let python = PathBuf::from(String::from_utf8(output.stdout).expect("a path").trim());
+        compare(&python, &program("frames.py"), "recursion");
+        let (script, packages) = (program("frames.py"), greenlet(&python));
+        for mode in ["greenlets", "interpreters"] {
+            for (options, jit) in [(&[][..], "0"), (&[], "1"), (&["-X", "perf"], "0")] {
+                let mut words = vec![python.as_os_str()];
+                words.extend(options.iter().map(OsStr::new));
+                words.extend([script.as_os_str(), mode.as_ref()]);
+                let traced = with_simcuda(&words).env("PYTHONPATH", packages.path()).env("PYTHON_JIT", jit);
+                compare_as(traced, &python, &format!("{mode} {options:?} PYTHON_JIT={jit}"));
+            }
+        }
+    }
+
+    #[test]
+    fn python_3_13() {
+        check("3.13");
+    }
+
+    #[test]
+    fn python_3_14() {
+        check("3.14");
+    }
+
+    #[test]
+    fn python_3_15() {
+        check("3.15");
+    }
 }
