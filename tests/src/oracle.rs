@@ -46,7 +46,10 @@ impl Oracle {
     pub fn entries(&self) -> BTreeMap<i16, Vec<Entry>> {
         let traces = self.snapshot["device_traces"].as_array().expect("device_traces");
         let trace = |t: &Value| t.as_array().expect("a trace").iter().map(Oracle::entry).collect::<Vec<_>>();
-        (0..).zip(traces).map(|(device, t)| (device, trace(t))).filter(|(_, t)| !t.is_empty()).collect()
+        let mut by_device: BTreeMap<i16, Vec<Entry>> = (0..).zip(traces.iter().map(trace)).collect();
+        by_device.values_mut().for_each(skip_first_snapshots);
+        by_device.retain(|_, trace| !trace.is_empty());
+        by_device
     }
 
     fn entry(e: &Value) -> Entry {
@@ -70,6 +73,13 @@ impl Oracle {
     }
 }
 
+/// Leaves out snapshots before the first event of a device. PyTorch 2.15 takes one when NCCL is initialized, which can be
+/// before the first allocation, at which memtrace attaches.
+fn skip_first_snapshots(trace: &mut Vec<Entry>) {
+    let first = trace.iter().position(|e| e.action != "snapshot").unwrap_or(trace.len());
+    trace.drain(..first);
+}
+
 /// The trace's allocator events before the oracle's snapshot, by device.
 pub fn ours(reader: &Reader) -> BTreeMap<i16, Vec<Entry>> {
     let definitions = reader.definitions();
@@ -77,16 +87,17 @@ pub fn ours(reader: &Reader) -> BTreeMap<i16, Vec<Entry>> {
     let events = events(reader);
     // Taking the oracle's snapshot is an event too. Later events are not in the snapshot.
     let snapshot = events.iter().rposition(|e| e.action == Action::Snapshot).expect("the oracle's snapshot");
-    for event in &events[..snapshot] {
+    for event in &events[..=snapshot] {
         if event.source == Source::Torch && event.action <= Action::Annotate {
             by_device.entry(event.device).or_default().push(entry(definitions, event));
         }
     }
     for trace in by_device.values_mut() {
-        // The snapshot makes one event on each device.
-        if trace.last().is_some_and(|e| e.action == "snapshot") {
+        // The snapshot makes one event on each device, and so does one of NCCL's end (PyTorch 2.15).
+        while trace.last().is_some_and(|e| e.action == "snapshot") {
             trace.pop();
         }
+        skip_first_snapshots(trace);
     }
     by_device.retain(|_, trace| !trace.is_empty());
     by_device

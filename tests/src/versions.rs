@@ -17,8 +17,8 @@ impl Versions {
     /// Those of `scripts/venv`.
     pub const DEFAULT: Versions = Versions { torch: "", python: "" };
 
-    /// The newest release, which `scripts/test` runs too.
-    pub const NEWEST: Versions = Versions { torch: "2.15.0", python: "3.11" };
+    /// The release that `scripts/gpu-check` ran on GPUs. `scripts/test` runs a sample of the tests with it.
+    pub const ON_GPUS: Versions = Versions { torch: "2.11.0", python: "3.11" };
 
     /// This release exports no symbol by which memtrace could find the allocator's tracker.
     pub const REPORTER_ONLY: Versions = Versions { torch: "2.1.2", python: "3.11" };

@@ -1,8 +1,11 @@
 """A thread for each request, each with its own cuBLAS handle and stream."""
 # issue: cublas-workspaces
+import os
 import threading
 
 import torch
+
+os.environ["TORCH_CUBLAS_WORKSPACE_CACHE"] = "1"  # PyTorch 2.15 keeps no workspace otherwise.
 
 
 class Worker(threading.Thread):

@@ -1,4 +1,4 @@
-"""An MLP trained with Adam. A real H200 and the simulated CUDA give the same peak for this program, to the byte."""
+"""An MLP trained with Adam. With PyTorch 2.11, a real H200 and the simulated CUDA give the same peak, to the byte."""
 
 import torch
 import torch.nn as nn

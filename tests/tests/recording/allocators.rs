@@ -74,6 +74,8 @@ fn expandable_segments_are_partly_unmapped() {
 #[test]
 fn graphs_and_pools_have_their_pool_ids() {
     let recorded = compare(program("graphs.py", &[]), 250);
+    // PyTorch 2.12 and later write each event's pool.
+    at_least(&recorded.same(false), &[("pool ids", 250), ("private pool ids", 100)]);
     assert_table_of_memory_summary(&recorded, 70);
     let oracle = json(recorded.oracle.path());
     let segments = oracle["segments"].as_array().expect("segments");
@@ -178,14 +180,19 @@ fn the_stream_ordered_allocator() {
 /// The error that ends a program under cudaMallocAsync: the requested bytes, the line, and the memory in use.
 #[test]
 fn out_of_memory_in_the_stream_ordered_allocator() {
-    let run =
-        program("stream_ordered.py", &[]).env(CONF, "backend:cudaMallocAsync").env("SIMCUDA_MEMORY", "300M").run();
+    let ledger = tempfile::NamedTempFile::new().expect("a file");
+    let traced = program("stream_ordered.py", &[]).env(CONF, "backend:cudaMallocAsync").env("SIMCUDA_MEMORY", "200M");
+    let run = traced.env("SIMCUDA_LEDGER", ledger.path()).run();
     assert_eq!(run.output.status.code(), Some(1), "{}", String::from_utf8_lossy(&run.output.stderr));
     let device = &summary(&run)["devices"][0];
-    assert_eq!(device["oom_count"], 1);
-    let oom = &device["ooms"][0];
-    assert_eq!(oom["requested_bytes"], 40 << 20, "{oom}");
-    assert!(oom["requested_at"].to_string().contains("stream_ordered.py"), "{oom}");
+    // PyTorch 2.15 repeats a failed call once, and each failed call counts.
+    let calls = std::fs::read_to_string(ledger.path()).expect("the ledger");
+    let failed = |line: &&str| line.contains(r#""cudaMallocAsync""#) && line.contains(r#""result":2"#);
+    assert_eq!(device["oom_count"], calls.lines().filter(failed).count());
+    for oom in device["ooms"].as_array().expect("errors") {
+        assert_eq!(oom["requested_bytes"], 40 << 20, "{oom}");
+        assert!(oom["requested_at"].to_string().contains("stream_ordered.py"), "{oom}");
+    }
 }
 
 /// The allocator of `allocators/allocator.c`, linked with the CUDA that PyTorch uses.
@@ -240,10 +247,13 @@ fn a_program_without_pytorch() {
 mod exhaustive {
     use super::*;
 
-    /// PyTorch 2.12 and later write each event's pool.
-    #[test]
-    fn events_have_their_pool_ids_where_pytorch_writes_them() {
-        let recorded = record(program("graphs.py", &[]).on(Versions::NEWEST));
-        at_least(&recorded.same(false), &[("events", 250), ("pool ids", 250), ("private pool ids", 100)]);
+    /// Events without a pool.
+    mod graphs {
+        use super::*;
+
+        #[test]
+        fn pytorch_2_11_0_on_python_3_11() {
+            compare(program("graphs.py", &[]).on(Versions::ON_GPUS), 250);
+        }
     }
 }

@@ -117,7 +117,8 @@ fn a_recording_and_pytorchs_snapshot_of_a_process_have_no_differences() {
     let dir = tempfile::tempdir().unwrap();
     let pickle = dir.path().join("theirs.pickle");
     let traced = TracedProgram::python("torch/mlp.py", &[]).env("MEMTRACE_TEST_ORACLE", &pickle);
-    let run = traced.env("MEMTRACE_TEST_ORACLE_LAST", "1").run();
+    // With a workspace that PyTorch keeps, the peak is not in the backward pass, where a snapshot has no Python frames.
+    let run = traced.env("MEMTRACE_TEST_ORACLE_LAST", "1").env("TORCH_CUBLAS_WORKSPACE_CACHE", "1").run();
     run.assert_ended_well();
     // The program prints "peak BYTES reserved BYTES".
     let printed = String::from_utf8_lossy(&run.output.stdout).into_owned();

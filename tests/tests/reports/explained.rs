@@ -209,7 +209,7 @@ fn checkpointing_saves(batches: &[&str], action: &str, words: &str) {
 #[test]
 fn a_failed_request_of_the_optimizer_is_named() {
     let mut names = Vec::new();
-    for memory in ["400M", "448M"] {
+    for memory in ["384M", "400M"] {
         let run = TracedProgram::python("torch/oom_train.py", &["print"]).env("SIMCUDA_MEMORY", memory).run();
         run.assert_ended_well();
         let stdout = String::from_utf8_lossy(&run.output.stdout).into_owned();

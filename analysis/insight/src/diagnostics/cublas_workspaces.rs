@@ -1,4 +1,4 @@
-//! Workspaces of cuBLAS. PyTorch allocates one per handle and stream and never frees it.
+//! Workspaces of cuBLAS. PyTorch allocates one per handle and stream and keeps it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +19,7 @@ static CUBLAS_WORKSPACES: DiagnosticRule = DiagnosticRule {
     evidence: "At least four blocks of exactly the size of a cuBLAS workspace are allocated at once, on three streams \
                or more.",
     limits: "The rule misses workspaces of another size (CUBLAS_WORKSPACE_CONFIG). It counts other blocks of the same \
-             size.",
+             size. PyTorch 2.15 keeps workspaces only with TORCH_CUBLAS_WORKSPACE_CACHE=1.",
     kept_by: KeptBy::Nothing,
 };
 

@@ -2,13 +2,14 @@
 
 use memtrace_trace::file::Frame;
 
-/// PyTorch allocates one workspace per cuBLAS handle and stream and never frees it. The sizes are those of
+/// PyTorch allocates one workspace per cuBLAS handle and stream and never frees it. PyTorch 2.15 frees it after each
+/// call, unless `TORCH_CUBLAS_WORKSPACE_CACHE=1` is set. The sizes are those of
 /// aten/src/ATen/cuda/CublasHandlePool.cpp: 32 MiB on compute capability 9 and 10, else `:4096:2:16:8` as in the cuBLAS
 /// manual. The setting `CUBLAS_WORKSPACE_CONFIG=:4096:8`, which deterministic programs use, is 32 MiB too.
 const CUBLAS_WORKSPACES: [u64; 2] = [32 << 20, (4096 * 2 + 16 * 8) << 10];
 
-/// The size of the cuBLASLt workspace beside it, as seen with PyTorch 2.11. It is allocated after the cuBLAS workspace
-/// of the same thread and stream, and it is never freed.
+/// The size of the cuBLASLt workspace beside it, as seen with PyTorch 2.11 and 2.15. It is allocated after the cuBLAS workspace
+/// of the same thread and stream, and it is kept as long.
 const CUBLASLT_WORKSPACE: u64 = 1 << 20;
 
 /// Whether a request is as large as a cuBLASLt workspace. Many other blocks have this size, so more evidence is
