@@ -271,7 +271,7 @@ impl TextReport {
             (Some(free), true) => {
                 let text = format!(
                     "PyTorch's own limit (set_per_process_memory_fraction) refused the request at {reserved} reserved; \
-                     CUDA had {} free",
+                     the device had {} free",
                     size_text(free)
                 );
                 self.labelled("Limit", &text);

@@ -162,7 +162,9 @@ impl VerdictSummary {
         let end = if continued { "; the program continued" } else { "" };
         let mark = if continued { VerdictStatus::Warning } else { VerdictStatus::Failed };
         let gpu = owner(device, name);
-        self.state(mark, &format!("CUDA out of memory on {gpu}{total}{when}{at}{times}{end}"));
+        // PyTorch's snapshots have the same form for GPUs of other makers, and do not say whose they are.
+        let error = if is_snapshot(std::slice::from_ref(process)) { "Out of memory" } else { "CUDA out of memory" };
+        self.state(mark, &format!("{error} on {gpu}{total}{when}{at}{times}{end}"));
         let tried = format!("Tried to allocate {}; {}", request(oom), lack(oom));
         let rest = rest_words(device);
         let settings = device.what_if.as_ref().map(|what_if| fragmentation(oom, what_if, rest)).unwrap_or_default();
@@ -337,7 +339,7 @@ fn issues_text(process: &ProcessSummary) -> String {
 fn lack(oom: &OomSummary) -> String {
     match (oom.device_free_bytes, oom.refused_by_pytorch) {
         (Some(free), true) => format!(
-            "PyTorch's own limit (set_per_process_memory_fraction) refused it at {} reserved; CUDA had {} free.",
+            "PyTorch's own limit (set_per_process_memory_fraction) refused it at {} reserved; the device had {} free.",
             size_text(oom.in_use.totals.reserved_bytes),
             size_text(free)
         ),
@@ -403,7 +405,7 @@ pub fn short_text(oom: &OomSummary) -> String {
     let Some(short) = oom.short_bytes else { return String::new() };
     let of = match oom.segment_bytes == oom.requested_bytes {
         true => String::new(),
-        false => format!(" of the {} that PyTorch requests from CUDA for it", size_text(oom.segment_bytes)),
+        false => format!(" of the {} that PyTorch requests from the driver for it", size_text(oom.segment_bytes)),
     };
     format!(", {} short{of}", size_text(short))
 }

@@ -155,6 +155,9 @@ fn every_pickler_and_format_gives_the_same_recording() {
             summary.processes[0].devices.iter().map(|d| (d.device, d.highest.allocated_bytes)).collect();
         assert_eq!(peaks, [(0, 10 << 20), (1, 1024)], "{name}");
         assert_eq!(summary.processes[0].devices[0].oom_count, 1);
+        // The file does not say whose the GPU is: those of torch.xpu and torch.mtia have the same form.
+        let statements: Vec<_> = summary.verdict.statements.iter().map(|s| s.text.as_str()).collect();
+        assert!(statements.iter().any(|text| text.starts_with("Out of memory on GPU 0")), "{name}: {statements:?}");
     }
     // The events of both devices by time: 999 of the second device comes first. At 1003 the first device comes first.
     let first = first.unwrap();

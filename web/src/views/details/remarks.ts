@@ -133,7 +133,7 @@ function oomFacts(device: DeviceSummary, oom: OomSummary): [string, Part[]][] {
         [
           "PyTorch's own limit (set_per_process_memory_fraction) refused the request at ",
           bytes(`${path}.in_use.totals.reserved_bytes`, oom.in_use.totals.reserved_bytes),
-          ' reserved; CUDA had ',
+          ' reserved; the device had ',
           shown,
           ' free',
         ],
@@ -149,7 +149,7 @@ function oomFacts(device: DeviceSummary, oom: OomSummary): [string, Part[]][] {
             : [
                 ' of the ',
                 bytes(`${path}.segment_bytes`, oom.segment_bytes),
-                ' that PyTorch requests from CUDA for it',
+                ' that PyTorch requests from the driver for it',
               ]),
         ],
       ]);
