@@ -206,7 +206,7 @@ fn the_docs_describe_every_rule() {
             assert!(section.contains(text), "docs/reference/diagnostics.md, {id}, lacks\n{text}");
         }
         for setting in Framework::ALL.into_iter().filter_map(|framework| framework.setting(id)) {
-            let (_, setting) = setting.split_once(": ").unwrap();
+            let (_, setting) = setting.text.split_once(": ").unwrap();
             assert!(docs.contains(&format!("| {setting} |")), "docs/reference/diagnostics.md, {id}, lacks {setting}");
         }
     }
