@@ -73,8 +73,8 @@ impl Oracle {
     }
 }
 
-/// Leaves out snapshots before the first event of a device. PyTorch 2.15 takes one when NCCL is initialized, which can be
-/// before the first allocation, at which memtrace attaches.
+/// Leaves out snapshots before the first event of a device. PyTorch 2.15 takes one when NCCL is initialized, which can
+/// be before the first allocation, at which memtrace attaches.
 fn skip_first_snapshots(trace: &mut Vec<Entry>) {
     let first = trace.iter().position(|e| e.action != "snapshot").unwrap_or(trace.len());
     trace.drain(..first);

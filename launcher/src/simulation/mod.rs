@@ -117,7 +117,7 @@ impl Simulation {
             ("SIMCUDA_MISSING", missing.join("%p").into_os_string()),
             // Triton looks for the driver's file with ldconfig, which knows no preloaded library.
             ("TRITON_LIBCUDA_PATH", libraries.folder.into_os_string()),
-            // PyTorch refuses a cuDNN that is older than the one it was built with, and the simulated one has one version.
+            // PyTorch refuses a cuDNN that is older than the one it was built with. The simulated one has one version.
             ("PYTORCH_SKIP_CUDNN_COMPATIBILITY_CHECK", "1".into()),
             // After a minute without a compilation inductor stops its workers, and forks new ones for the next one. A
             // worker that is forked while the thread that ends the old ones holds a lock never starts, and the program

@@ -8,7 +8,7 @@ use memtrace_trace::file::Frame;
 /// manual. The setting `CUBLAS_WORKSPACE_CONFIG=:4096:8`, which deterministic programs use, is 32 MiB too.
 const CUBLAS_WORKSPACES: [u64; 2] = [32 << 20, (4096 * 2 + 16 * 8) << 10];
 
-/// The size of the cuBLASLt workspace beside it, as seen with PyTorch 2.11 and 2.15. It is allocated after the cuBLAS workspace
+/// The size of the cuBLASLt workspace beside it, as seen with PyTorch 2.11. It is allocated after the cuBLAS workspace
 /// of the same thread and stream, and it is kept as long.
 const CUBLASLT_WORKSPACE: u64 = 1 << 20;
 
