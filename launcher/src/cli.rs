@@ -242,8 +242,8 @@ pub(crate) struct Report {
     only those who have its URL."
 )]
 pub(crate) struct Open {
-    /// A run folder; with --serve, also a .mtr file or a PyTorch memory snapshot [default: the newest run in the current
-    /// folder]
+    /// A run folder; with --serve, also a .mtr file or a PyTorch memory snapshot [default: the newest run in the
+    /// current folder]
     #[arg(value_name = "RUN")]
     pub(crate) run: Option<PathBuf>,
     /// Serve the page to this machine until Ctrl-C: where one zooms in, it loads all events and blocks of a long
@@ -263,8 +263,8 @@ fn section_names() -> PossibleValuesParser {
 /// The options of `memtrace export`.
 #[derive(Args, Debug)]
 pub(crate) struct Export {
-    /// A run folder, a .mtr file or a PyTorch memory snapshot (.pickle, .pkl, .json, each also .gz) [default: the newest
-    /// run in the current folder]
+    /// A run folder, a .mtr file or a PyTorch memory snapshot (.pickle, .pkl, .json, each also .gz) [default: the
+    /// newest run in the current folder]
     #[arg(value_name = "RUN")]
     pub(crate) run: Option<PathBuf>,
     /// The format
@@ -342,8 +342,8 @@ impl Window {
 /// The options of `memtrace lines`.
 #[derive(Args, Debug)]
 pub(crate) struct Lines {
-    /// A run folder, a .mtr file or a PyTorch memory snapshot (.pickle, .pkl, .json, each also .gz) [default: the newest
-    /// run in the current folder]
+    /// A run folder, a .mtr file or a PyTorch memory snapshot (.pickle, .pkl, .json, each also .gz) [default: the
+    /// newest run in the current folder]
     #[arg(value_name = "RUN")]
     pub(crate) run: Option<PathBuf>,
     /// Show this function: its name, its qualified name or the end of it, e.g. Block.forward; may be repeated [default:

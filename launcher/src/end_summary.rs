@@ -21,8 +21,8 @@ const MAX_PRINTED_PROBLEMS: usize = 8;
 const UNWRITTEN: &str = "unwritten";
 
 /// The help for a command that failed on a machine without a GPU.
-pub(crate) const USE_DRY_RUN: &str = "this machine has no NVIDIA driver; `memtrace dry-run -- COMMAND` runs the command \
-    over a simulated GPU";
+pub(crate) const USE_DRY_RUN: &str = "this machine has no NVIDIA driver; `memtrace dry-run -- COMMAND` runs the \
+    command over a simulated GPU";
 
 /// What the end-of-run summary prints and writes.
 #[derive(Clone, Debug)]

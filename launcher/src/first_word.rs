@@ -104,10 +104,11 @@ mod tests {
 
     #[test]
     fn programs_are_no_commands() {
-        let programs = "python python3 python3.12 torchrun accelerate deepspeed srun mpirun mpiexec jsrun env nice time \
-                        timeout uv uvx rye poetry pixi pdm conda ray bash sh zsh make numactl taskset docker podman \
-                        composer jupyter nsys ncu perf gdb vllm sglang trtllm-serve pytest tox hatch julia cargo node \
-                        ./view ./report.py view.py report.sh ./reprot a/reprot train ls true echo cat \x1breport";
+        let programs = "python python3 python3.12 torchrun accelerate deepspeed srun mpirun mpiexec jsrun env \
+                        nice time timeout uv uvx rye poetry pixi pdm conda ray bash sh zsh make numactl taskset \
+                        docker podman composer jupyter nsys ncu perf gdb vllm sglang trtllm-serve pytest tox \
+                        hatch julia cargo node ./view ./report.py view.py report.sh ./reprot a/reprot train ls \
+                        true echo cat \x1breport";
         for program in programs.split(' ').chain(["", "re\nport", "snap\x1bshot", "r\u{435}port"]) {
             assert_eq!(like(program), "", "{program}");
         }

@@ -443,8 +443,8 @@ impl Attributes {
         KvCacheSummary { text: cache.composed_text(), ..cache }
     }
 
-    /// Why the use of the KV cache is not recorded. With several ranks, vLLM's scheduler has a process of its own, which
-    /// allocates nothing on a GPU.
+    /// Why the use of the KV cache is not recorded. With several ranks, vLLM's scheduler has a process of its own,
+    /// which allocates nothing on a GPU.
     fn reason_for_unknown_use(&self) -> Option<&'static str> {
         let ranks =
             ["tensor", "pipeline"].map(|kind| self.whole(&format!("vllm_config.parallel_config.{kind}_parallel_size")));

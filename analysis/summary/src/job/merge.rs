@@ -34,7 +34,7 @@ pub struct JobOptions {
     pub compares: bool,
 }
 
-/// What a folder of runs is.
+/// The contents of a folder of runs.
 #[derive(Clone, PartialEq, Debug)]
 pub enum JobOrRuns {
     /// The runs of one job.

@@ -13,7 +13,7 @@ pub struct RunList {
     pub path: PathBuf,
     /// The runs, the newest first.
     pub runs: Vec<ListedRun>,
-    /// What is missing in the list, as sentences without a period.
+    /// The parts that are missing in the list, as sentences without a period.
     pub notices: Vec<String>,
 }
 
