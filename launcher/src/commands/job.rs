@@ -23,12 +23,9 @@ use crate::terminal::{ProgressLine, layout};
 
 /// Whether a path names no run, but a folder that has some: run folders, or the tables of an export.
 pub(super) fn is_folder_of_runs(path: &Path) -> bool {
-    path.is_dir() && !is_run_folder(path) && (has_tables(path) || find_runs(path).is_ok_and(|runs| !runs.is_empty()))
-}
-
-/// Whether a folder has the tables of an export.
-pub(super) fn has_tables(path: &Path) -> bool {
-    path.join(RANKS_TABLE).is_dir()
+    path.is_dir()
+        && !is_run_folder(path)
+        && (path.join(RANKS_TABLE).is_dir() || find_runs(path).is_ok_and(|runs| !runs.is_empty()))
 }
 
 /// Prints the report of the job in a folder, or lists its runs if they are of several jobs.

@@ -28,8 +28,9 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
+use memtrace_analysis::export::RANKS_TABLE;
 use memtrace_analysis::load::MANIFEST_FILE;
-use memtrace_analysis::{Process, Progress, Run, RunFolder, find_runs, open_runs};
+use memtrace_analysis::{Process, Progress, Run, RunFolder, find_runs, is_run_folder, open_runs};
 
 use crate::message::WithHelp;
 use crate::output::{Printed, Stream};
@@ -113,7 +114,8 @@ fn has_recording(run: &Path) -> bool {
 
 /// The run in a folder that is none itself and has only one with a recording.
 fn only_run(folder: &Path) -> Option<PathBuf> {
-    if !job::is_folder_of_runs(folder) || job::has_tables(folder) {
+    // The tables of an export are of a job.
+    if !folder.is_dir() || is_run_folder(folder) || folder.join(RANKS_TABLE).is_dir() {
         return None;
     }
     let runs = find_runs(folder).ok()?;
