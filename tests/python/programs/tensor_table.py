@@ -87,6 +87,8 @@ gc.collect()
 assert model_reference() is None and optimizer_reference() is None
 assert [r() for r in references if r() is not None] == [nothing]
 left = gpu_memtrace.tensors()
-check(left)
-assert not any(row.is_tensor for row in left["cuda:0"].rows), str(left)
+# A device without memory in use has no table: PyTorch 2.15 keeps no workspace of cuBLAS.
+tables = [table for name, table in left.devices.items() if name == "cuda:0"]
+assert sum(table.used_bytes for table in tables) == torch.cuda.memory_allocated(), str(left)
+assert not any(row.is_tensor for table in tables for row in table.rows), str(left)
 print("done")
