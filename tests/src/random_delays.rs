@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::traced_program::{Run, TracedProgram};
+use crate::traced_program::{Run, TracedProgram, without_pytorchs_abort};
 
 /// The longest stop of a process, in milliseconds. It is far below the 2 s that a process waits for its launcher.
 const LONGEST_STOP_MS: u64 = 60;
@@ -75,6 +75,10 @@ fn delay_processes(root: i32, seed: u64, is_over: &AtomicBool) -> u64 {
 
 /// Runs the program under memtrace, with delays that `seed` determines. Returns the run and the number of stops.
 pub fn run_with_random_delays(traced: &TracedProgram, seed: u64) -> (Run, u64) {
+    without_pytorchs_abort(|| run_once(traced, seed), |(run, _)| &run.output)
+}
+
+fn run_once(traced: &TracedProgram, seed: u64) -> (Run, u64) {
     let dir = tempfile::Builder::new().prefix("memtrace-test-").tempdir().expect("a temporary folder");
     let mut command = traced.prepare(Some(&dir.path().join("run")));
     command.stdin(std::process::Stdio::null());

@@ -80,7 +80,7 @@ fn a_diagnostic_has_one_file_and_an_entry_in_the_list() {
 fn a_suggestion_has_one_file_and_an_entry_in_the_list() {
     // Suggestions name those that they exclude. Frameworks have settings for some of them.
     let settings = ["Autocast", "CheckpointLayers", "CheckpointOrNoGrad", "HalfTheBatch", "MoreMicroBatches"];
-    let settings = settings.into_iter().chain(["SmallerBatches"]);
+    let settings = settings.into_iter().chain(["ScaledDotProductAttention", "SmallerBatches"]);
     let exceptions = settings.map(|id| (id, "analysis/insight/src/rules/frameworks.rs"));
     // The replay of freezing shows what this issue costs.
     let freezing = ("FreezeUnused", "analysis/insight/src/diagnostics/gradients.rs");
