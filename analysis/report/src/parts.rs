@@ -718,9 +718,9 @@ mod tests {
     fn the_last_shown_change_fits_or_saves_most() {
         let suggestion = |peak: u64, fits: Option<bool>| -> SuggestionSummary {
             serde_json::from_value(serde_json::json!({
-                "rule": "fused-step", "action": "", "peak_after_bytes": peak, "reserved_after_bytes": peak, "saves_bytes": 1,
-                "fits": fits, "scope": "run", "cost": "free", "cost_text": "", "code": [], "link": "", "evidence": "",
-                "method": "",
+                "rule": "fused-step", "action": "", "peak_after_bytes": peak, "reserved_after_bytes": peak,
+                "saves_bytes": 1, "fits": fits, "scope": "run", "cost": "free", "cost_text": "", "code": [], "link": "",
+                "evidence": "", "method": "",
             }))
             .unwrap()
         };

@@ -315,8 +315,8 @@ pub struct DeviceSummary {
     /// they are clearly larger than those of other steps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub larger_inputs: Option<LargerInputs>,
-    /// Changes that would lower the peak, or the memory in use at the explained out-of-memory error: the cheapest first,
-    /// combinations last.
+    /// Changes that would lower the peak, or the memory in use at the explained out-of-memory error: the cheapest
+    /// first, combinations last.
     pub suggestions: Vec<SuggestionSummary>,
     /// The results of other settings of PyTorch's allocator. Absent if the allocator's policy was not replayed.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -33,8 +33,8 @@ pub struct SuggestionRule {
     pub method: &'static str,
     /// What it costs beside memory, which decides the order.
     pub cost: Cost,
-    /// The code that makes the change: lines of Python with placeholders of the action, `{call}` for the line that calls
-    /// the model, and `{classes}` for the classes of modules.
+    /// The code that makes the change: lines of Python with placeholders of the action, `{call}` for the line that
+    /// calls the model, and `{classes}` for the classes of modules.
     pub code: &'static [&'static str],
     /// A page about it; empty for none.
     pub link: &'static str,
