@@ -564,17 +564,36 @@ async function ranks(page, expect, blocks, { check, equal, drawn, wrongColumns, 
       const values = sum.values(sum.peak);
       const below = values.slice(0, at).reduce((a, b) => a + b, 0);
       const x = left + ((timeline.axis.position[sum.peak] - from) / (to - from)) * width;
-      return values[at] === 0 ? null : [x, top + height * (1 - (below + values[at] / 2) / ceiling)];
+      if (values[at] === 0) return null;
+      // Neighboring points share a pixel, and the areas at one of them can be others.
+      const bytes = below + values[at] / 2;
+      const owner = values => {
+        let sum = 0;
+        return values.findIndex(value => {
+          sum += value;
+          return bytes < sum;
+        });
+      };
+      const ranks = [];
+      for (let point = 0; point < sum.points; point++) {
+        const position = left + ((timeline.axis.position[point] - from) / (to - from)) * width;
+        if (Math.abs(position - x) <= 1.5) ranks.push(owner(sum.values(point)));
+      }
+      return { x, y: top + height * (1 - bytes / ceiling), ranks };
     }, rank);
     if (!target) continue;
-    await page.mouse.click(box.x + target[0], box.y + target[1]);
+    await page.mouse.click(box.x + target.x, box.y + target.y);
     await drawn();
     const chosen = await page.evaluate(() => {
       const { timeline, state } = window.memtraceReport;
       return [timeline.content.device.devices.indexOf(state.now.device), state.now.division];
     });
-    // Neighboring points share a pixel; the area of a rank can be empty at one of them.
-    equal(`click on the area of rank ${rank}`, chosen, [rank, 'rank']);
+    const [clicked, division] = chosen;
+    check(
+      `click on the area of rank ${rank}`,
+      (clicked === rank || target.ranks.includes(clicked)) && division === 'rank',
+      `${clicked}, ${division} instead of ${target.ranks}`,
+    );
   }
   await page.locator('#timeline .legend button').first().focus();
   await page.keyboard.press('Enter');
