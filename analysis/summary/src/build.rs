@@ -864,12 +864,12 @@ impl Context<'_> {
 
     /// A peak, or what was in use at an error, with the figures by module. `composition`: what was allocated then.
     fn state_by_module(&self, analysis: &DeviceAnalysis, composition: &Composition, is_peak: bool) -> MemoryState {
-        let mut peak = self.memory_state(composition, is_peak);
+        let mut state = self.memory_state(composition, is_peak);
         let tree = self.modules(analysis, composition);
-        let smallest = peak.totals.allocated_bytes / SMALLEST_MODULE;
+        let smallest = state.totals.allocated_bytes / SMALLEST_MODULE;
         let large = tree.modules.iter().filter(|module| module.bytes() > smallest).take(MODULES);
         let sum = |amounts: &[Amount]| amounts.iter().map(|amount| amount.bytes).sum();
-        peak.by_module = large
+        state.by_module = large
             .map(|module| ModuleSummary {
                 path: module.path.clone(),
                 class: (!module.class.is_empty()).then(|| module.class.clone()),
@@ -879,7 +879,7 @@ impl Context<'_> {
                 by_category: by_category(module.whole),
             })
             .collect();
-        peak.module_groups = tree
+        state.module_groups = tree
             .lines
             .iter()
             .filter(|line| line.bytes > smallest)
@@ -892,7 +892,7 @@ impl Context<'_> {
                 bytes: line.bytes,
             })
             .collect();
-        peak.repeated_modules = tree
+        state.repeated_modules = tree
             .repeated
             .iter()
             .filter(|one| one.activations > smallest)
@@ -907,7 +907,7 @@ impl Context<'_> {
                 checkpointing_saves_at_most_bytes: one.checkpointing_saves(),
             })
             .collect();
-        peak
+        state
     }
 
     /// The blocks of a KV cache that grow with each call.
