@@ -55,7 +55,7 @@ pub(crate) struct SuggestionQuery<'a> {
     pub locations: &'a Locations<'a>,
 }
 
-/// What would lower the peak, or the allocated bytes at the error to explain, cheapest change first. Only changes whose
+/// Changes that lower the peak, or the allocated bytes at the error to explain, cheapest first. Only changes whose
 /// replay lowers it. `progress` receives the number of replays done, and their total.
 pub(crate) fn suggestions(query: &SuggestionQuery<'_>, progress: &mut dyn FnMut(u64, u64)) -> Vec<SuggestionSummary> {
     let device = query.device;

@@ -809,7 +809,7 @@ pub struct SuggestionSummary {
     /// not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub at_most: bool,
-    /// What the change costs beside memory.
+    /// The cost of the change beside memory.
     pub cost: Cost,
     /// The cost in words.
     pub cost_text: String,

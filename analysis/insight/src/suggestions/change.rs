@@ -31,7 +31,7 @@ pub struct SuggestionRule {
     pub condition: &'static str,
     /// What the replay changes.
     pub method: &'static str,
-    /// What it costs beside memory, which decides the order.
+    /// The cost beside memory, which decides the order.
     pub cost: Cost,
     /// The code that makes the change: lines of Python with placeholders of the action, `{call}` for the line that
     /// calls the model, and `{classes}` for the classes of modules.
@@ -46,7 +46,7 @@ pub struct SuggestionRule {
     pub find: fn(&Facts<'_>) -> Option<Box<dyn Change>>,
 }
 
-/// What a change costs beside memory, cheapest first.
+/// The cost of a change beside memory, cheapest first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Cost {
