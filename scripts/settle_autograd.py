@@ -20,7 +20,8 @@ def _runs(thread):
     return name.startswith("pt_autograd") and state[0] != "S"
 
 
-def _settle():
+def settle():
+    """Returns when no autograd thread of this process runs, at the latest after about two seconds."""
     # A thread that waits for the GIL sleeps too: it gets the GIL while this one sleeps, and runs when it wakes.
     for _ in range(1000):
         time.sleep(0.002)
@@ -28,4 +29,4 @@ def _settle():
             break
 
 
-atexit.register(_settle)
+atexit.register(settle)

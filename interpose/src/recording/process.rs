@@ -161,9 +161,22 @@ impl Process {
     /// started the recording in time. The recording includes this count once it starts.
     #[cold]
     pub(crate) fn count_missed_event() {
-        if !std::ptr::eq(CURRENT.load(Ordering::Relaxed), not_traced()) {
-            MISSED_EVENTS.fetch_add(1, Ordering::Relaxed);
+        if std::ptr::eq(CURRENT.load(Ordering::Relaxed), not_traced()) {
+            return;
         }
+        // Another thread may have started the recording since this one looked, and have counted the events before this
+        // one. Of this addition and that store of `CURRENT`, one thread sees the other's: both are sequentially
+        // consistent.
+        MISSED_EVENTS.fetch_add(1, Ordering::SeqCst);
+        let process = as_process(CURRENT.load(Ordering::SeqCst));
+        if let Some(process) = process.filter(|p| p.alive.load(Ordering::Relaxed) != 0) {
+            process.include_missed_events();
+        }
+    }
+
+    /// Counts the events that were missed before the recording started, or while it did.
+    fn include_missed_events(&self) {
+        self.count(Counter::EventsDropped, MISSED_EVENTS.swap(0, Ordering::SeqCst));
     }
 
     /// Counts an event that is not recorded because this thread is already recording another one: a signal handler or a
@@ -172,10 +185,7 @@ impl Process {
     pub(super) fn count_reentered_event() {
         match Process::if_started() {
             Some(process) => process.count(Counter::Reentered, 1),
-            None if std::ptr::eq(CURRENT.load(Ordering::Relaxed), not_traced()) => {}
-            None => {
-                MISSED_EVENTS.fetch_add(1, Ordering::Relaxed);
-            }
+            None => Process::count_missed_event(),
         }
     }
 
@@ -217,9 +227,7 @@ impl Process {
     pub(super) fn count_left_event() {
         match Process::if_started() {
             Some(process) => process.count(Counter::EventsDropped, 1),
-            None => {
-                MISSED_EVENTS.fetch_add(1, Ordering::Relaxed);
-            }
+            None => Process::count_missed_event(),
         }
     }
 
@@ -230,6 +238,7 @@ impl Process {
         let me = thread_id();
         let frame = stack_pointer();
         let mut wait = BoundedWait::new(START_LIMIT);
+        let mut waits_for = 0;
         loop {
             match STARTING_THREAD.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => break,
@@ -251,6 +260,11 @@ impl Process {
                 // recording in its place.
                 Err(other) if ABANDONED_BY.load(Ordering::Relaxed) == other => {
                     let _ = STARTING_THREAD.compare_exchange(other, 0, Ordering::Relaxed, Ordering::Relaxed);
+                }
+                // A thread that has just taken another one's place has its own time.
+                Err(other) if other != waits_for => {
+                    waits_for = other;
+                    wait = BoundedWait::new(START_LIMIT);
                 }
                 Err(other) => {
                     if !wait.pause() {
@@ -278,10 +292,10 @@ impl Process {
                 // It took so long that another thread has started a recording in its place.
                 return Process::if_started();
             }
-            CURRENT.store(pointer, Ordering::Release);
-            // Count the missed events after the store, so that none comes between: a signal handler may interrupt here.
+            CURRENT.store(pointer, Ordering::SeqCst);
+            // Count the missed events after the store, so that none comes between (see `count_missed_event`).
             if let Some(process) = as_process(pointer) {
-                process.count(Counter::EventsDropped, MISSED_EVENTS.swap(0, Ordering::Relaxed));
+                process.include_missed_events();
             }
             pointer
         };

@@ -2,6 +2,7 @@
 import gc
 import sys
 
+import settle_autograd
 import torch
 
 gc.collect()
@@ -82,6 +83,8 @@ optimizer = torch.optim.SGD([parameter], lr=0.1)
 for step in range(40):
     optimizer.zero_grad()
     (parameter * 2).sum().backward()
+    # The autograd thread frees objects after the call.
+    settle_autograd.settle()
     before = len(gc.get_objects())
     optimizer.step()
     after = len(gc.get_objects())

@@ -1,4 +1,4 @@
-//! Offsets in CPython's structures, as data. For 64-bit builds with the GIL.
+//! Offsets in CPython's structures, as data. For 64-bit builds: with the GIL, and free-threaded ones from 3.14 on.
 //!
 //! To add a version, add a row to [`TABLE`] and run `tests/stackprobe/run` with it. The numbers are `offsetof` of the
 //! named fields in that version's headers under `Py_BUILD_CORE`, and all patch releases of a version share them. From
@@ -6,6 +6,7 @@
 //! used. A row then contains their slots ([`PublishedSlots`]) and the offsets that are not published.
 
 use super::reason::Reason;
+use super::text::Storage;
 
 /// A version of CPython, without the patch level.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -18,13 +19,92 @@ pub(super) struct Version {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Layout {
     pub(super) version: Version,
+    pub(super) objects: ObjectLayout,
     pub(super) thread: ThreadLayout,
     pub(super) frame: FrameLayout,
     pub(super) code: CodeLayout,
     pub(super) text: TextLayout,
     pub(super) sizes: TypeSizes,
+    /// Where the bytecode of each thread is, in a free-threaded build.
+    pub(super) thread_bytecode: Option<ThreadBytecode>,
     /// The slots in which this version publishes its offsets, if it does.
     pub(super) published: Option<PublishedSlots>,
+}
+
+/// The fields that all objects and all type objects have. The header of an object is larger in a free-threaded build
+/// (`ob_tid`, `ob_mutex`, `ob_gc_bits`, `ob_ref_local` and `ob_ref_shared` instead of `ob_refcnt`), and all fields after
+/// it move by the same number of bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct ObjectLayout {
+    moved: usize,
+}
+
+impl ObjectLayout {
+    pub(super) const WITH_GIL: ObjectLayout = ObjectLayout { moved: 0 };
+    pub(super) const FREE_THREADED: ObjectLayout = ObjectLayout { moved: 16 };
+
+    /// `ob_type`.
+    #[inline]
+    pub(super) const fn class(self) -> usize {
+        8 + self.moved
+    }
+
+    /// `ob_size` of objects of variable size.
+    pub(super) const fn size(self) -> usize {
+        16 + self.moved
+    }
+
+    /// `ob_sval`: the characters of a bytes object.
+    pub(super) const fn bytes(self) -> usize {
+        32 + self.moved
+    }
+
+    /// `tp_name` of a type object.
+    pub(super) const fn class_name(self) -> usize {
+        24 + self.moved
+    }
+
+    /// `tp_basicsize` of a type object.
+    pub(super) const fn basic_size(self) -> usize {
+        32 + self.moved
+    }
+
+    /// `tp_itemsize` of a type object.
+    pub(super) const fn item_size(self) -> usize {
+        40 + self.moved
+    }
+
+    /// `tp_dealloc` of a type object.
+    pub(super) const fn dealloc(self) -> usize {
+        48 + self.moved
+    }
+
+    /// `tp_mro` of a type object.
+    pub(super) const fn method_order(self) -> usize {
+        344 + self.moved
+    }
+
+    /// Where the items of a tuple may start: before 3.14, and from 3.14 on (`ob_hash`).
+    pub(super) const fn tuple_items(self) -> [usize; 2] {
+        [24 + self.moved, 32 + self.moved]
+    }
+}
+
+/// The bytecode that a frame runs, in a free-threaded build. Each thread specializes instructions in a copy of its own
+/// (Include/cpython/code.h, `_PyCodeArray`). The copy of the first thread is the code object's `co_code_adaptive`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct ThreadBytecode {
+    /// `PyCodeObject.co_tlbc`: the array of copies.
+    pub(super) copies: usize,
+    /// `_PyInterpreterFrame.tlbc_index`: the index of the frame's copy in that array, 32 bits.
+    pub(super) index: usize,
+}
+
+impl ThreadBytecode {
+    /// `_PyCodeArray.size`.
+    pub(super) const COUNT: usize = 0;
+    /// `_PyCodeArray.entries`.
+    pub(super) const ENTRIES: usize = 8;
 }
 
 /// `PyThreadState`.
@@ -80,6 +160,9 @@ pub(super) enum InstructionKind {
     Index { unit: i32 },
     /// A pointer to the instruction, into the code object.
     Pointer,
+    /// A pointer to the instruction, into the copy of the bytecode that the frame runs. Reading the frame gives the
+    /// distance from the start of that copy.
+    ThreadPointer,
 }
 
 /// The owner of a frame's memory, which identifies the kind of frame.
@@ -143,6 +226,8 @@ pub(super) struct TextLayout {
     pub(super) compact_data: usize,
     /// The pointer to the characters of a string that is not compact.
     pub(super) data_pointer: usize,
+    /// Where the kind of a string may be in its state ([`Storage::of`]).
+    pub(super) state_shifts: &'static [u32],
 }
 
 /// The sizes that exported type objects state, in bytes.
@@ -155,26 +240,19 @@ pub(super) struct TypeSizes {
     pub(super) unicode: usize,
 }
 
-/// `ob_type`, the same in every supported version.
-pub(super) const OB_TYPE: usize = 8;
-/// `ob_size` of objects of variable size.
-pub(super) const OB_SIZE: usize = 16;
-/// `ob_sval`: the characters of a bytes object.
-pub(super) const BYTES_DATA: usize = 32;
-/// `tp_name`, `tp_basicsize`, `tp_itemsize`, `tp_dealloc`, `tp_mro` of type objects.
-pub(super) const TP_NAME: usize = 24;
-pub(super) const TP_BASICSIZE: usize = 32;
-pub(super) const TP_ITEMSIZE: usize = 40;
-pub(super) const TP_DEALLOC: usize = 48;
-pub(super) const TP_MRO: usize = 344;
-/// Where the items of a tuple start: before 3.14, and from 3.14 on (`ob_hash`).
-pub(super) const TUPLE_ITEMS: [usize; 2] = [24, 32];
-
-const OLD_TEXT: TextLayout = TextLayout { length: 16, state: 32, ascii_data: 48, compact_data: 72, data_pointer: 72 };
-const TEXT: TextLayout = TextLayout { length: 16, state: 32, ascii_data: 40, compact_data: 56, data_pointer: 56 };
+const TEXT: TextLayout = TextLayout {
+    length: 16,
+    state: 32,
+    ascii_data: 40,
+    compact_data: 56,
+    data_pointer: 56,
+    state_shifts: Storage::SHIFTS,
+};
+const OLD_TEXT: TextLayout = TextLayout { ascii_data: 48, compact_data: 72, data_pointer: 72, ..TEXT };
 
 const V3_8: Layout = Layout {
     version: Version { major: 3, minor: 8 },
+    objects: ObjectLayout::WITH_GIL,
     thread: ThreadLayout { frame: 24, cframe_current: None, thread_id: 176 },
     frame: FrameLayout {
         previous: 24,
@@ -198,6 +276,7 @@ const V3_8: Layout = Layout {
     },
     text: OLD_TEXT,
     sizes: TypeSizes { code: (176, 0), frame: (Some(368), 8), unicode: 80 },
+    thread_bytecode: None,
     published: None,
 };
 
@@ -218,6 +297,7 @@ const V3_10: Layout = Layout {
 
 const V3_11: Layout = Layout {
     version: Version { major: 3, minor: 11 },
+    objects: ObjectLayout::WITH_GIL,
     thread: ThreadLayout { frame: 56, cframe_current: Some(8), thread_id: 152 },
     frame: FrameLayout {
         previous: 48,
@@ -242,11 +322,13 @@ const V3_11: Layout = Layout {
     },
     text: OLD_TEXT,
     sizes: TypeSizes { code: (184, 2), frame: (Some(120), 8), unicode: 80 },
+    thread_bytecode: None,
     published: None,
 };
 
 const V3_12: Layout = Layout {
     version: Version { major: 3, minor: 12 },
+    objects: ObjectLayout::WITH_GIL,
     thread: ThreadLayout { frame: 56, cframe_current: Some(0), thread_id: 136 },
     frame: FrameLayout {
         previous: 8,
@@ -259,6 +341,7 @@ const V3_12: Layout = Layout {
     code: CodeLayout { first_line: 68, bytecode: Bytecode::Inline { start: 192, first_traceable: 176 }, ..V3_11.code },
     text: TEXT,
     sizes: TypeSizes { code: (192, 2), frame: (Some(120), 8), unicode: 64 },
+    thread_bytecode: None,
     published: None,
 };
 
@@ -272,6 +355,7 @@ const V3_13: Layout = Layout {
         frame: FrameSlots { previous: 29, executable: 30, instruction: 31, locals: 32, owner: 33 },
         code: CodeSlots { filename: 35, name: 36, qualname: 37, line_table: 38, first_line: 39, bytecode: 43 },
         text: TextSlots { state: 68, length: 69, ascii_size: 70 },
+        free_threaded: None,
     }),
     ..V3_12
 };
@@ -287,6 +371,7 @@ const V3_14: Layout = Layout {
         frame: FrameSlots { previous: 32, executable: 33, instruction: 34, locals: 35, owner: 36 },
         code: CodeSlots { filename: 40, name: 41, qualname: 42, line_table: 43, first_line: 44, bytecode: 48 },
         text: TextSlots { state: 78, length: 79, ascii_size: 80 },
+        free_threaded: Some(FreeThreadedSlots { index: 38, copies: 49 }),
     }),
     ..V3_13
 };
@@ -298,6 +383,7 @@ const V3_15: Layout = Layout {
         frame: FrameSlots { previous: 40, executable: 41, instruction: 42, locals: 43, owner: 44 },
         code: CodeSlots { filename: 48, name: 49, qualname: 50, line_table: 51, first_line: 52, bytecode: 56 },
         text: TextSlots { state: 90, length: 91, ascii_size: 92 },
+        free_threaded: None,
     }),
     ..V3_14
 };
@@ -319,9 +405,6 @@ impl Version {
 
     /// Parses the result of `Py_GetVersion`, for example `3.12.1 (main, Jan 1 2024, 00:00:00) [GCC 13.2.0]`.
     pub(super) fn parse(text: &str) -> Result<Version, Reason> {
-        if text.contains("free-threading") {
-            return Err(Reason::FreeThreaded);
-        }
         let mut numbers = text.split(|c: char| !c.is_ascii_digit()).map(str::parse);
         match (numbers.next(), numbers.next()) {
             (Some(Ok(major)), Some(Ok(minor))) => Ok(Version { major, minor }),
@@ -337,6 +420,15 @@ pub(super) struct PublishedSlots {
     frame: FrameSlots,
     code: CodeSlots,
     text: TextSlots,
+    /// The slots of a free-threaded build. `None` if such a build of this version is not supported.
+    free_threaded: Option<FreeThreadedSlots>,
+}
+
+/// Offsets in a free-threaded build: of `_PyInterpreterFrame.tlbc_index` and `PyCodeObject.co_tlbc`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct FreeThreadedSlots {
+    index: usize,
+    copies: usize,
 }
 
 /// Offsets in `PyThreadState`.
@@ -385,7 +477,7 @@ impl PublishedSlots {
     const FREE_THREADED: usize = 2;
     /// Every structure that is read is smaller than this many bytes.
     const LARGEST_OFFSET: usize = 4096;
-    /// `_co_firsttraceable` is this far before `co_code_adaptive`: an int and `co_extra`.
+    /// `_co_firsttraceable` is this far before `co_code_adaptive` with a GIL: an int and `co_extra`.
     const FIRST_TRACEABLE: usize = 16;
     /// `sizeof(PyCompactUnicodeObject) - sizeof(PyASCIIObject)`: `utf8_length` and `utf8`.
     const COMPACT_EXTRA: usize = 16;
@@ -396,9 +488,6 @@ impl PublishedSlots {
         if word(0)? != Self::COOKIE || word(Self::VERSION)? >> 16 != row.version.hex() {
             return Err(Reason::PublishedOffsets);
         }
-        if word(Self::FREE_THREADED)? != 0 {
-            return Err(Reason::FreeThreaded);
-        }
         let offset = |slot| match word(slot)? as usize {
             offset if offset < Self::LARGEST_OFFSET => Ok(offset),
             _ => Err(Reason::PublishedOffsets),
@@ -407,6 +496,13 @@ impl PublishedSlots {
         let start = offset(self.code.bytecode)?;
         let ascii_data = offset(self.text.ascii_size)?;
         let compact_data = ascii_data + Self::COMPACT_EXTRA;
+        let row = match (word(Self::FREE_THREADED)?, self.free_threaded) {
+            (0, _) => row,
+            (_, None) => return Err(Reason::FreeThreaded),
+            (_, Some(slots)) => &row.free_threaded(offset(slots.copies)?, offset(slots.index)?),
+        };
+        // In a free-threaded build, `co_tlbc` comes in between.
+        let before_bytecode = Self::FIRST_TRACEABLE + if row.thread_bytecode.is_some() { 8 } else { 0 };
         Ok(Layout {
             thread: ThreadLayout {
                 frame: offset(self.thread.frame)?,
@@ -427,7 +523,7 @@ impl PublishedSlots {
                 filename: offset(self.code.filename)?,
                 first_line: offset(self.code.first_line)?,
                 lines: offset(self.code.line_table)?,
-                bytecode: Bytecode::Inline { start, first_traceable: start.saturating_sub(Self::FIRST_TRACEABLE) },
+                bytecode: Bytecode::Inline { start, first_traceable: start.saturating_sub(before_bytecode) },
                 ..row.code
             },
             text: TextLayout {
@@ -436,6 +532,7 @@ impl PublishedSlots {
                 ascii_data,
                 compact_data,
                 data_pointer: compact_data,
+                state_shifts: row.text.state_shifts,
             },
             sizes: TypeSizes { code: (start, row.sizes.code.1), ..row.sizes },
             ..*row
@@ -444,6 +541,19 @@ impl PublishedSlots {
 }
 
 impl Layout {
+    /// This row for a free-threaded build, with the offsets of `co_tlbc` and `tlbc_index`.
+    fn free_threaded(&self, copies: usize, index: usize) -> Layout {
+        let objects = ObjectLayout::FREE_THREADED;
+        Layout {
+            objects,
+            frame: FrameLayout { instruction_kind: InstructionKind::ThreadPointer, ..self.frame },
+            text: TextLayout { state_shifts: Storage::FREE_THREADED_SHIFTS, ..self.text },
+            sizes: TypeSizes { unicode: self.sizes.unicode + objects.moved, ..self.sizes },
+            thread_bytecode: Some(ThreadBytecode { copies, index }),
+            ..*self
+        }
+    }
+
     /// This row's layout with the offsets that the interpreter publishes, if the version publishes any. `words` are the
     /// first [`PublishedSlots::WORDS`] words of `_PyRuntime`.
     pub(super) fn with_published(&self, words: &[u64]) -> Result<Layout, Reason> {
@@ -464,7 +574,7 @@ mod tests {
         assert_eq!(Version::parse("3.12.1 (main, Jan  1 2024, 00:00:00) [GCC 13.2.0]"), version(3, 12));
         assert_eq!(Version::parse("3.14.0rc2 (main)"), version(3, 14));
         assert_eq!(Version::parse("3.15a1"), version(3, 15));
-        assert_eq!(Version::parse("3.13.0 experimental free-threading build (main)"), Err(Reason::FreeThreaded));
+        assert_eq!(Version::parse("3.14.7 free-threading build (main)"), version(3, 14));
         for bad in ["", "x", "3", "3.", "3.x"] {
             assert_eq!(Version::parse(bad), Err(Reason::UnreadableVersion), "{bad:?}");
         }
@@ -528,5 +638,21 @@ mod tests {
         let moved = with(43, 208).unwrap();
         assert_eq!(moved.code.bytecode, Bytecode::Inline { start: 208, first_traceable: 192 });
         assert_eq!(moved.sizes.code, (208, 2));
+    }
+
+    /// The offsets of 3.14.7, built with `--disable-gil`.
+    #[test]
+    fn a_free_threaded_build_has_larger_headers_and_bytecode_for_each_thread() {
+        let mut words = [0; PublishedSlots::WORDS];
+        (words[0], words[1], words[2]) = (PublishedSlots::COOKIE, 0x030e_07f0, 1);
+        for (slot, value) in [(26, 72), (36, 78), (38, 72), (48, 232), (49, 224), (80, 56)] {
+            words[slot] = value;
+        }
+        let layout = V3_14.with_published(&words).unwrap();
+        assert_eq!((layout.objects.class(), layout.objects.size(), layout.objects.bytes()), (24, 32, 48));
+        assert_eq!(layout.thread_bytecode, Some(ThreadBytecode { copies: 224, index: 72 }));
+        assert_eq!(layout.code.bytecode, Bytecode::Inline { start: 232, first_traceable: 208 });
+        assert_eq!(layout.sizes.unicode, 80);
+        assert_eq!(V3_15.with_published(&words), Err(Reason::PublishedOffsets));
     }
 }

@@ -4,7 +4,7 @@
 
 use std::ptr::with_exposed_provenance;
 
-use super::layout::{Bytecode, CodeLayout, FrameLayout, Layout, OB_TYPE};
+use super::layout::{Bytecode, CodeLayout, FrameLayout, Layout};
 use super::memory::CheckedMemory;
 
 /// At most this many frames of one thread are listed.
@@ -102,7 +102,7 @@ impl<'a> FrameLocals<'a> {
                 return None;
             }
             let code = load(frame + self.frame.code) & self.frame.code_mask;
-            (code != 0 && load(code + OB_TYPE) == self.code_type).then_some(code)
+            (code != 0 && load(code + self.layout.objects.class()) == self.code_type).then_some(code)
         }
     }
 
@@ -168,6 +168,6 @@ impl<'a> FrameLocals<'a> {
 
     fn has_code(&self, frame: usize, memory: &CheckedMemory) -> bool {
         let code = memory.size(frame, self.frame.code).map(|code| code & self.frame.code_mask);
-        code.is_some_and(|code| code != 0 && memory.size(code, OB_TYPE) == Some(self.code_type))
+        code.is_some_and(|code| code != 0 && memory.size(code, self.layout.objects.class()) == Some(self.code_type))
     }
 }

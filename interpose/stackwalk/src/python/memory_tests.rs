@@ -10,17 +10,19 @@ use super::super::definition::{DefinitionSink, FrameText};
 use super::super::intern::Interner;
 use super::super::thread::ThreadStacks;
 use super::layout::{
-    Bytecode, CodeLayout, Evaluation, FrameLayout, InstructionKind, Layout, LinesKind, Owner, TextLayout, ThreadLayout,
-    TypeSizes, Version,
+    Bytecode, CodeLayout, Evaluation, FrameLayout, InstructionKind, Layout, LinesKind, ObjectLayout, Owner, TextLayout,
+    ThreadLayout, TypeSizes, Version,
 };
 use super::memory::CheckedMemory;
 use super::reason::Reason;
+use super::text::Storage;
 use super::verify::{self, Examined, LiveCheck, Types};
 use super::walk::FrameWalker;
 
 /// A layout that no CPython has.
 const LAYOUT: Layout = Layout {
     version: Version { major: 3, minor: 99 },
+    objects: ObjectLayout::WITH_GIL,
     thread: ThreadLayout { frame: 40, cframe_current: Some(24), thread_id: 8 },
     frame: FrameLayout {
         previous: 16,
@@ -42,8 +44,9 @@ const LAYOUT: Layout = Layout {
         lines_kind: LinesKind::Ranges,
         bytecode: Bytecode::Inline { start: 72, first_traceable: 56 },
     },
-    text: TextLayout { length: 16, state: 28, ascii_data: 32, compact_data: 48, data_pointer: 48 },
+    text: TextLayout { length: 16, state: 28, ascii_data: 32, compact_data: 48, data_pointer: 48, state_shifts: Storage::SHIFTS },
     sizes: TypeSizes { code: (72, 2), frame: (None, 8), unicode: 56 },
+    thread_bytecode: None,
     published: None,
 };
 

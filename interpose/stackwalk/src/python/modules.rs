@@ -22,7 +22,7 @@ use std::sync::atomic::{
 };
 
 use super::super::definition::DefinitionSink;
-use super::layout::{OB_SIZE, OB_TYPE, TP_MRO, TP_NAME, TUPLE_ITEMS};
+use super::layout::ObjectLayout;
 use super::memory::CheckedMemory;
 
 /// The end of the path of the file that implements every call of a module.
@@ -90,27 +90,27 @@ impl ModuleClasses {
     ///
     /// If first local variables are where the layout expects them, `object` is a live object.
     #[inline]
-    pub(super) unsafe fn class(&self, object: usize) -> Option<usize> {
+    pub(super) unsafe fn class(&self, layout: ObjectLayout, object: usize) -> Option<usize> {
         if self.verified.load(Acquire) == 0 {
-            return self.class_checked(object);
+            return self.class_checked(layout, object);
         }
         // SAFETY: the layout is verified, so the caller guarantees a live object.
-        Some(unsafe { load(object + OB_TYPE) })
+        Some(unsafe { load(object + layout.class()) })
     }
 
     #[cold]
-    fn class_checked(&self, object: usize) -> Option<usize> {
+    fn class_checked(&self, layout: ObjectLayout, object: usize) -> Option<usize> {
         if self.is_off() || !is_plausible(object) {
             return None;
         }
-        CheckedMemory::open().ok()?.size(object, OB_TYPE).filter(|class| is_plausible(*class))
+        CheckedMemory::open().ok()?.size(object, layout.class()).filter(|class| is_plausible(*class))
     }
 
     /// Whether objects of a class are modules.
     #[cold]
-    pub(super) fn is_module(&self, class: usize, sink: &mut dyn DefinitionSink) -> bool {
+    pub(super) fn is_module(&self, layout: ObjectLayout, class: usize, sink: &mut dyn DefinitionSink) -> bool {
         let Ok(memory) = CheckedMemory::open() else { return false };
-        let Some(name) = memory.size(class, TP_NAME) else { return false };
+        let Some(name) = memory.size(class, layout.class_name()) else { return false };
         // Another class may later have the same address, but hardly with its name at the same address too.
         let mixed = (class as u64 ^ (name as u64).rotate_left(20)) & !1;
         let slot = self.classes.get((mixed >> 4) as usize % CACHED_CLASSES);
@@ -118,7 +118,7 @@ impl ModuleClasses {
         if known & !1 == mixed {
             return known & 1 != 0;
         }
-        let is_module = descends_from_module(&memory, class);
+        let is_module = descends_from_module(&memory, layout, class);
         if let Some(slot) = slot {
             slot.store(mixed | u64::from(is_module), Relaxed);
         }
@@ -140,18 +140,18 @@ fn is_plausible(address: usize) -> bool {
 }
 
 /// Whether the class has a valid method resolution order that contains `Module`.
-fn descends_from_module(memory: &CheckedMemory, class: usize) -> bool {
-    let Some(order) = memory.size(class, TP_MRO).filter(|order| is_plausible(*order)) else { return false };
-    let Some(count) = memory.size(order, OB_SIZE).filter(|count| (2..=MAX_ORDER).contains(count)) else {
+fn descends_from_module(memory: &CheckedMemory, layout: ObjectLayout, class: usize) -> bool {
+    let Some(order) = memory.size(class, layout.method_order()).filter(|order| is_plausible(*order)) else { return false };
+    let Some(count) = memory.size(order, layout.size()).filter(|count| (2..=MAX_ORDER).contains(count)) else {
         return false;
     };
-    let Some(first) = TUPLE_ITEMS.into_iter().find(|items| memory.size(order, *items) == Some(class)) else {
+    let Some(first) = layout.tuple_items().into_iter().find(|items| memory.size(order, *items) == Some(class)) else {
         return false;
     };
     let is_named = |at: usize, name: &[u8]| {
         memory
             .size(order, first + at * 8)
-            .and_then(|class| memory.size(class, TP_NAME))
+            .and_then(|class| memory.size(class, layout.class_name()))
             .is_some_and(|text| has_bytes_at(memory, text, name))
     };
     is_named(count - 1, b"object\0") && (0..count - 1).any(|at| is_named(at, b"Module\0"))
@@ -169,9 +169,9 @@ fn has_bytes_at(memory: &CheckedMemory, address: usize, bytes: &[u8]) -> bool {
 /// # Safety
 ///
 /// `class` is a live class, and stays alive for `'a`.
-pub(super) unsafe fn name<'a>(class: usize) -> &'a str {
+pub(super) unsafe fn name<'a>(layout: ObjectLayout, class: usize) -> &'a str {
     // SAFETY: the caller guarantees a live class. Every class has a name, a C string that lives as long as the class.
-    let text = unsafe { CStr::from_ptr(with_exposed_provenance::<c_char>(load(class + TP_NAME))) }.to_bytes();
+    let text = unsafe { CStr::from_ptr(with_exposed_provenance::<c_char>(load(class + layout.class_name()))) }.to_bytes();
     let text = text.get(..MAX_NAME_BYTES).unwrap_or(text);
     let name = match str::from_utf8(text) {
         Ok(name) => name,
@@ -193,6 +193,8 @@ unsafe fn load(address: usize) -> usize {
 mod tests {
     use super::*;
     use memtrace_trace::ids::{FrameId, StackId};
+
+    const LAYOUT: ObjectLayout = ObjectLayout::WITH_GIL;
 
     #[derive(Default)]
     struct Reports(Vec<bool>);
@@ -233,15 +235,15 @@ mod tests {
             .iter()
             .map(|name| {
                 let mut class = vec![0; 64].into_boxed_slice();
-                class[TP_NAME / 8] = name.as_ptr().expose_provenance();
+                class[LAYOUT.class_name() / 8] = name.as_ptr().expose_provenance();
                 class
             })
             .collect();
         let mut order = vec![0; items / 8];
-        order[OB_SIZE / 8] = names.len();
+        order[LAYOUT.size() / 8] = names.len();
         order.extend(words.iter().map(|class| class.as_ptr().expose_provenance()));
         let order = order.into_boxed_slice();
-        words[0][TP_MRO / 8] = order.as_ptr().expose_provenance();
+        words[0][LAYOUT.method_order() / 8] = order.as_ptr().expose_provenance();
         Classes { words, order }
     }
 
@@ -255,8 +257,8 @@ mod tests {
     #[test]
     fn a_module_has_module_among_its_base_classes() {
         let memory = CheckedMemory::open().unwrap();
-        for items in TUPLE_ITEMS {
-            let is = |names: &[&'static CStr]| descends_from_module(&memory, classes(names, items).first());
+        for items in LAYOUT.tuple_items() {
+            let is = |names: &[&'static CStr]| descends_from_module(&memory, LAYOUT, classes(names, items).first());
             assert!(is(&[c"Module", c"object"]));
             assert!(is(&[c"Linear", c"Module", c"object"]));
             assert!(is(&[c"Mine", c"Mixin", c"Module", c"object"]));
@@ -265,8 +267,8 @@ mod tests {
             assert!(!is(&[c"Mine", c"Module", c"Protocol"]));
             assert!(!is(&[c"object"]));
         }
-        assert!(!descends_from_module(&memory, 64));
-        assert!(!descends_from_module(&memory, [0usize; 64].as_ptr().expose_provenance()));
+        assert!(!descends_from_module(&memory, LAYOUT, 64));
+        assert!(!descends_from_module(&memory, LAYOUT, [0usize; 64].as_ptr().expose_provenance()));
     }
 
     #[test]
@@ -275,17 +277,17 @@ mod tests {
         let (linear, cell) = (classes(&[c"Linear", c"Module", c"object"], 24), classes(&[c"cell", c"object"], 24));
         let object = [1, linear.first()];
         for _ in 0..3 {
-            assert!(!modules.is_module(cell.first(), &mut reports));
-            assert!(modules.is_module(linear.first(), &mut reports));
+            assert!(!modules.is_module(LAYOUT, cell.first(), &mut reports));
+            assert!(modules.is_module(LAYOUT, linear.first(), &mut reports));
             // SAFETY: `object` and its class are alive and have this layout.
-            assert_eq!(unsafe { modules.class(object.as_ptr().expose_provenance()) }, Some(linear.first()));
+            assert_eq!(unsafe { modules.class(LAYOUT, object.as_ptr().expose_provenance()) }, Some(linear.first()));
         }
         assert_eq!(reports.0, [true]);
         // SAFETY: `linear` is alive and has the layout of a class.
-        assert_eq!(unsafe { name(linear.first()) }, "Linear");
+        assert_eq!(unsafe { name(LAYOUT, linear.first()) }, "Linear");
         let long = classes(&[c"torch._C.\xc3\xbcber", c"object"], 24);
         // SAFETY: `long` is alive and has the layout of a class.
-        assert_eq!(unsafe { name(long.first()) }, "über");
+        assert_eq!(unsafe { name(LAYOUT, long.first()) }, "über");
     }
 
     #[test]
@@ -293,19 +295,19 @@ mod tests {
         let (modules, mut reports) = (ModuleClasses::new(), Reports::default());
         let all: Vec<Classes> = (0..MAX_ATTEMPTS).map(|_| classes(&[c"cell", c"object"], 24)).collect();
         // SAFETY: no layout is verified yet, so the addresses are read with checks.
-        assert_eq!(unsafe { (modules.class(64), modules.class(12345)) }, (None, None));
+        assert_eq!(unsafe { (modules.class(LAYOUT, 64), modules.class(LAYOUT, 12345)) }, (None, None));
         for class in &all {
-            modules.is_module(class.first(), &mut reports);
+            modules.is_module(LAYOUT, class.first(), &mut reports);
         }
         // Some classes may share a cache slot and are then examined again. None is mistaken for another.
         while reports.0.is_empty() {
             for class in &all {
-                modules.is_module(class.first(), &mut reports);
+                modules.is_module(LAYOUT, class.first(), &mut reports);
             }
         }
         assert_eq!(reports.0, [false]);
         let object = [1, all[0].first()];
         // SAFETY: `object` and its class are alive and have this layout.
-        assert_eq!(unsafe { modules.class(object.as_ptr().expose_provenance()) }, None);
+        assert_eq!(unsafe { modules.class(LAYOUT, object.as_ptr().expose_provenance()) }, None);
     }
 }

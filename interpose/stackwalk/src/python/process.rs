@@ -13,12 +13,12 @@ use super::super::intern::Interner;
 use super::super::native::evaluator::Evaluator;
 use super::super::thread::ThreadStacks;
 use super::freed_code;
-use super::layout::{Layout, TP_DEALLOC, Version};
+use super::layout::{Layout, Version};
 use super::locals::FrameLocals;
 use super::memory::CheckedMemory;
 use super::reason::Reason;
 use super::verify::{self, AddressToLine, Examined, LiveCheck, Types};
-use super::walk::FrameWalker;
+use super::walk::{FrameWalker, FreeThreadedWalker};
 
 /// `PyGILState_GetThisThreadState`.
 type ThisThreadState = unsafe extern "C" fn() -> *mut c_void;
@@ -113,9 +113,26 @@ impl Python {
         }
         // SAFETY: the thread state of the calling thread is alive, and its layout is verified.
         let leaf = unsafe { self.frames.leaf(state.expose_provenance()) };
+        match self.frames.free_threaded() {
+            // SAFETY: `leaf` was just read from the calling thread's state, which cannot change before this function
+            // returns.
+            None => unsafe { thread.capture(&self.frames, leaf, interner, sink) },
+            Some(frames) => Python::capture_free_threaded(&frames, leaf, thread, interner, sink),
+        }
+    }
+
+    /// [`Self::capture`] in a free-threaded build. `leaf` is the innermost frame of the calling thread.
+    #[inline(never)]
+    fn capture_free_threaded<S: DefinitionSink>(
+        frames: &FreeThreadedWalker<'_>,
+        leaf: usize,
+        thread: &mut ThreadStacks,
+        interner: &Interner,
+        sink: &mut S,
+    ) -> StackId {
         // SAFETY: `leaf` was just read from the calling thread's state, which cannot change before this function
         // returns.
-        unsafe { thread.capture(&self.frames, leaf, interner, sink) }
+        unsafe { thread.capture(frames, leaf, interner, sink) }
     }
 
     /// The innermost `nn.Module` being called on the stack of the last [`Self::capture`]. `NONE` if there is none.
@@ -180,6 +197,11 @@ impl Python {
         }
     }
 
+    /// Whether this is a free-threaded build, in which only stacks are recorded.
+    pub fn is_free_threaded(&self) -> bool {
+        self.frames.layout().thread_bytecode.is_some()
+    }
+
     /// The detected version, for example `(3, 12)`.
     pub fn version(&self) -> (u32, u32) {
         let version = self.frames.layout().version;
@@ -228,7 +250,7 @@ impl Python {
         let examined = check.run(thread, thread_id as usize)?;
         if examined == Examined::Frames {
             // SAFETY: `PyCode_Type` is the exported type object, and the layout's sizes and objects were verified.
-            unsafe { freed_code::watch(self.types.code + TP_DEALLOC)? };
+            unsafe { freed_code::watch(self.types.code + self.frames.layout().objects.dealloc())? };
         }
         Ok(examined)
     }

@@ -17,7 +17,7 @@ named! {
         UnreadableVersion = 3,
         /// The layout of this CPython version is not known.
         UnknownVersion = 4,
-        /// A free-threaded build, which has another layout of frames and reference counts.
+        /// A free-threaded build of a version whose layout is only known with the GIL.
         FreeThreaded = 5,
         /// An exported type object states other object sizes than the table (a debug or patched build).
         TypeSizes = 6,
@@ -50,7 +50,7 @@ impl Reason {
             Reason::MissingSymbol => "a symbol is missing that every supported CPython exports",
             Reason::UnreadableVersion => "Py_GetVersion() returns no version number",
             Reason::UnknownVersion => "this CPython version is not supported (3.8 to 3.15 are)",
-            Reason::FreeThreaded => "free-threaded CPython is not supported; tensor names are not recorded either",
+            Reason::FreeThreaded => "free-threaded CPython is supported in version 3.14 only",
             Reason::TypeSizes => {
                 "object sizes differ from those of this CPython version, as in a debug or patched build"
             }

@@ -19,11 +19,13 @@ impl Storage {
     /// The position of the bits for kind (3), compact and ascii in `PyASCIIObject.state`. They follow 2 bits of
     /// `interned`, or 16 bits in some builds of 3.14. In each form the bits at the other position cannot be a string's,
     /// because the kind would be 0.
-    const SHIFTS: [u32; 2] = [2, 16];
+    pub(super) const SHIFTS: &[u32] = &[2, 16];
+    /// The same in free-threaded builds. `interned` has 8 bits, and the bits after these ones have any value.
+    pub(super) const FREE_THREADED_SHIFTS: &[u32] = &[8];
 
     /// Decodes `state`. `None` if it is no string's.
-    pub(super) fn of(state: u32) -> Option<Storage> {
-        Self::SHIFTS.into_iter().find_map(|shift| {
+    pub(super) fn of(layout: &TextLayout, state: u32) -> Option<Storage> {
+        layout.state_shifts.iter().find_map(|shift| {
             let bits = state >> shift;
             let storage = Storage { kind: bits & 7, compact: bits & 8 != 0, ascii: bits & 16 != 0 };
             let valid = matches!(storage.kind, 1 | 2 | 4) && (!storage.ascii || storage.kind == 1);
@@ -84,7 +86,7 @@ pub(super) unsafe fn read<'a, const SIZE: usize>(
 ) -> &'a str {
     // SAFETY: the caller guarantees a live string with this layout, which contains both fields.
     let (state, length) = unsafe { (load::<u32>(object + layout.state), load::<usize>(object + layout.length)) };
-    let Some(storage) = Storage::of(state) else {
+    let Some(storage) = Storage::of(layout, state) else {
         return "";
     };
     let data = match storage {
@@ -132,7 +134,8 @@ unsafe fn characters<'a, T>(address: usize, length: usize) -> &'a [T] {
 mod tests {
     use super::*;
 
-    const LAYOUT: TextLayout = TextLayout { length: 8, state: 4, ascii_data: 16, compact_data: 24, data_pointer: 24 };
+    const LAYOUT: TextLayout = TextLayout { length: 8, state: 4, ascii_data: 16, compact_data: 24, data_pointer: 24, state_shifts: Storage::SHIFTS };
+    const FREE_THREADED: TextLayout = TextLayout { state_shifts: Storage::FREE_THREADED_SHIFTS, ..LAYOUT };
     const COMPACT: u32 = 8;
     const ASCII: u32 = 16;
 
@@ -185,11 +188,14 @@ mod tests {
     #[test]
     fn invalid_state_bits_are_rejected() {
         for bits in [0, 3, 5, 6, 7, 2 | ASCII, 4 | ASCII] {
-            assert_eq!(Storage::of(bits << 2), None, "{bits}");
-            assert_eq!(Storage::of(bits << 16), None, "{bits}");
+            for shift in Storage::SHIFTS {
+                assert_eq!(Storage::of(&LAYOUT, bits << shift), None, "{bits} {shift}");
+            }
+            assert_eq!(Storage::of(&FREE_THREADED, bits << 8 | u32::MAX << 16), None, "{bits}");
         }
         let ascii = Some(Storage { kind: 1, compact: true, ascii: true });
-        assert_eq!(Storage::of(3 | (1 | COMPACT | ASCII) << 2), ascii);
-        assert_eq!(Storage::of(3 | (1 | COMPACT | ASCII) << 16), ascii);
+        assert_eq!(Storage::of(&LAYOUT, 3 | (1 | COMPACT | ASCII) << 2), ascii);
+        assert_eq!(Storage::of(&LAYOUT, 3 | (1 | COMPACT | ASCII) << 16), ascii);
+        assert_eq!(Storage::of(&FREE_THREADED, 3 | (1 | COMPACT | ASCII) << 8 | u32::MAX << 16), ascii);
     }
 }

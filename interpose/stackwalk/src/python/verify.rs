@@ -11,15 +11,12 @@
 //!
 //! All reads go through the kernel ([`CheckedMemory`]), so a wrong layout gives a reason, not a crash.
 
-use super::layout::{
-    BYTES_DATA, Bytecode, InstructionKind, Layout, LinesKind, OB_SIZE, OB_TYPE, PublishedSlots, TP_BASICSIZE,
-    TP_ITEMSIZE,
-};
+use super::layout::{Bytecode, InstructionKind, Layout, LinesKind, PublishedSlots};
 use super::lines;
 use super::memory::CheckedMemory;
 use super::reason::Reason;
 use super::text::Storage;
-use super::walk::FrameWalker;
+use super::walk::{FrameWalker, FreeThreadedOffsets};
 
 /// How many frames are checked, at some ten microseconds each. Deeper ones give no further evidence.
 const CHECKED_FRAMES: usize = 16;
@@ -53,10 +50,11 @@ pub(super) fn check_exports(row: &Layout, types: &Types, runtime: usize) -> Resu
         }
     }
     let layout = row.with_published(&words)?;
+    let objects = layout.objects;
     let size = |object: usize, field| memory.size(object, field).ok_or(Reason::TypeSizes);
-    let code = (size(types.code, TP_BASICSIZE)?, size(types.code, TP_ITEMSIZE)?);
-    let frame = (size(types.frame, TP_BASICSIZE)?, size(types.frame, TP_ITEMSIZE)?);
-    let unicode = size(types.unicode, TP_BASICSIZE)?;
+    let code = (size(types.code, objects.basic_size())?, size(types.code, objects.item_size())?);
+    let frame = (size(types.frame, objects.basic_size())?, size(types.frame, objects.item_size())?);
+    let unicode = size(types.unicode, objects.basic_size())?;
     let expected = &layout.sizes;
     let same = code == expected.code
         && frame.1 == expected.frame.1
@@ -129,14 +127,26 @@ impl LiveCheck<'_> {
         if !self.is_instance(code, self.types.code) {
             return Err(Reason::NotACodeObject);
         }
-        let instruction = self.memory.half(frame, layout.instruction).ok_or(Reason::FrameChain)?;
+        let instruction = self.instruction(frame, code)?;
         self.check_instruction(frame, code, instruction)?;
         self.check_code(code)?;
         self.check_line(code, instruction)
     }
 
     fn is_instance(&self, object: usize, class: usize) -> bool {
-        object != 0 && object.is_multiple_of(8) && self.memory.size(object, OB_TYPE) == Some(class)
+        object != 0 && object.is_multiple_of(8) && self.memory.size(object, self.layout.objects.class()) == Some(class)
+    }
+
+    /// The position of a frame in its code, in the layout's own form.
+    fn instruction(&self, frame: usize, code: usize) -> Result<u32, Reason> {
+        let layout = self.layout;
+        let Some(offsets) = FreeThreadedOffsets::of(layout, self.types.code) else {
+            return self.memory.half(frame, layout.frame.instruction).ok_or(Reason::FrameChain);
+        };
+        let pointer = self.memory.size(frame, layout.frame.instruction).ok_or(Reason::FrameChain)?;
+        let index = layout.thread_bytecode.and_then(|bytecode| self.memory.half(frame, bytecode.index));
+        let index = index.ok_or(Reason::FrameChain)? as usize;
+        offsets.position(code, pointer, index, |address| self.memory.size(address, 0)).ok_or(Reason::Instruction)
     }
 
     /// Checks that the instruction is inside the code, at an even offset.
@@ -148,12 +158,12 @@ impl LiveCheck<'_> {
                 if !self.is_instance(object, self.types.bytes) {
                     return Err(Reason::CodeObject);
                 }
-                size(object, OB_SIZE)?
+                size(object, self.layout.objects.size())?
             }
             Bytecode::Inline { start, .. } => {
                 // The layout keeps only the low half of the pointer. Here the whole pointer must be inside the code.
                 let pointer = size(frame, self.layout.frame.instruction)?;
-                let units = size(code, OB_SIZE)?;
+                let units = size(code, self.layout.objects.size())?;
                 let first = code.wrapping_add(start);
                 // In 3.11 and 3.12, one unit before the first instruction means "not started".
                 if self.layout.frame.instruction_kind == InstructionKind::Pointer
@@ -193,7 +203,7 @@ impl LiveCheck<'_> {
         else {
             return false;
         };
-        let Some(storage) = Storage::of(state) else {
+        let Some(storage) = Storage::of(layout, state) else {
             return false;
         };
         if !self.is_instance(string, self.types.unicode) || length > MAX_LENGTH {
@@ -219,7 +229,7 @@ impl LiveCheck<'_> {
             return Err(Reason::CodeObject);
         }
         let first_line = self.memory.half(code, layout.first_line).ok_or(Reason::CodeObject)?;
-        let length = self.memory.size(table, OB_SIZE).ok_or(Reason::CodeObject)?;
+        let length = self.memory.size(table, self.layout.objects.size()).ok_or(Reason::CodeObject)?;
         if length > MAX_LENGTH || first_line > i32::MAX as u32 {
             return Err(Reason::CodeObject);
         }
@@ -227,7 +237,7 @@ impl LiveCheck<'_> {
         let Some(bytes) = buffer.get_mut(..length) else {
             return Ok(());
         };
-        if !self.memory.read(table.wrapping_add(BYTES_DATA), bytes) {
+        if !self.memory.read(table.wrapping_add(self.layout.objects.bytes()), bytes) {
             return Err(Reason::CodeObject);
         }
         let offset = FrameWalker::instruction_offset(self.layout, code, instruction);

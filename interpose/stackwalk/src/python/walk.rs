@@ -11,7 +11,7 @@ use super::super::definition::{DefinitionSink, FrameText, Loss, ModuleCall};
 use super::super::frame_chain::{CalledModule, FrameChain, FrameReader, IdentifiedFrame, RawFrame};
 use super::super::intern::Interner;
 use super::super::key_cache::FrameMeaning;
-use super::layout::{BYTES_DATA, Bytecode, Evaluation, FrameLayout, InstructionKind, Layout, OB_SIZE, OB_TYPE};
+use super::layout::{Bytecode, Evaluation, FrameLayout, InstructionKind, Layout, ThreadBytecode};
 use super::modules::{self, CallKind, ModuleClasses};
 use super::text::{self, Buffer};
 use super::{freed_code, lines};
@@ -85,6 +85,7 @@ impl FrameWalker {
     pub(super) fn instruction_offset(layout: &Layout, code: usize, instruction: u32) -> i32 {
         match (layout.frame.instruction_kind, layout.code.bytecode) {
             (InstructionKind::Index { unit }, _) => instruction.cast_signed().saturating_mul(unit),
+            (InstructionKind::ThreadPointer, _) => instruction.cast_signed(),
             (InstructionKind::Pointer, Bytecode::Inline { start, .. }) => {
                 // Code objects are smaller than 2 GiB, so the low halves suffice.
                 instruction.wrapping_sub(code.wrapping_add(start) as u32).cast_signed()
@@ -156,7 +157,7 @@ impl FrameWalker {
             // lives as long.
             unsafe {
                 let raw = reader.read(frame);
-                let is_code = raw.code != 0 && load::<usize>(raw.code + OB_TYPE) == self.code_type;
+                let is_code = raw.code != 0 && load::<usize>(raw.code + self.layout.objects.class()) == self.code_type;
                 if is_code && text::read(&self.layout.text, load(raw.code + self.layout.code.name), &mut buffer) == name
                 {
                     return true;
@@ -191,9 +192,9 @@ impl FrameWalker {
         // SAFETY: the caller guarantees a live code object, and the verified layout has this field inside it.
         let table = unsafe { load::<usize>(code + layout.lines) };
         // SAFETY: the table is a bytes object, which the code object owns.
-        let length = unsafe { load::<usize>(table + OB_SIZE) };
+        let length = unsafe { load::<usize>(table + self.layout.objects.size()) };
         // SAFETY: a bytes object has `ob_size` bytes there, which never change.
-        let bytes = unsafe { std::slice::from_raw_parts(with_exposed_provenance::<u8>(table + BYTES_DATA), length) };
+        let bytes = unsafe { std::slice::from_raw_parts(with_exposed_provenance::<u8>(table + self.layout.objects.bytes()), length) };
         lines::line_at(layout.lines_kind, bytes, first_line, offset)
     }
 }
@@ -205,6 +206,14 @@ pub(super) struct FrameOffsets {
     code: usize,
     code_mask: usize,
     instruction: usize,
+}
+
+impl FrameOffsets {
+    #[inline]
+    fn of(layout: &Layout) -> FrameOffsets {
+        let FrameLayout { previous, code, code_mask, instruction, .. } = layout.frame;
+        FrameOffsets { previous, code, code_mask, instruction }
+    }
 }
 
 impl FrameReader for FrameOffsets {
@@ -222,13 +231,174 @@ impl FrameReader for FrameOffsets {
     }
 }
 
+/// The offsets that the walk needs in a free-threaded build, in bytes, and the type of code objects.
+#[derive(Clone, Copy)]
+pub(super) struct FreeThreadedOffsets {
+    frame: FrameOffsets,
+    class: usize,
+    code_type: usize,
+    size: usize,
+    bytecode: usize,
+    thread_bytecode: ThreadBytecode,
+}
+
+/// The position of an instruction whose copy of the bytecode is not found.
+const UNKNOWN_POSITION: u32 = u32::MAX;
+
+impl FreeThreadedOffsets {
+    /// `None` for a build with the GIL.
+    #[inline]
+    pub(super) fn of(layout: &Layout, code_type: usize) -> Option<FreeThreadedOffsets> {
+        let (Some(thread_bytecode), Bytecode::Inline { start, .. }) = (layout.thread_bytecode, layout.code.bytecode)
+        else {
+            return None;
+        };
+        Some(FreeThreadedOffsets {
+            frame: FrameOffsets::of(layout),
+            class: layout.objects.class(),
+            code_type,
+            size: layout.objects.size(),
+            bytecode: start,
+            thread_bytecode,
+        })
+    }
+
+    /// The distance of an instruction from the start of the bytecode that the frame runs, in bytes. `read` reads a word
+    /// in the code object, or in memory that it refers to.
+    ///
+    /// While the thread is detached from the interpreter, another thread may replace the array of copies by a larger
+    /// one and free it. So what is read there counts only if the instruction is inside that copy.
+    #[inline]
+    pub(super) fn position(
+        self,
+        code: usize,
+        pointer: usize,
+        index: usize,
+        read: impl Fn(usize) -> Option<usize>,
+    ) -> Option<u32> {
+        let bytes = read(code + self.size)?.saturating_mul(2);
+        let main = pointer.wrapping_sub(code + self.bytecode);
+        if main < bytes {
+            return Some(main as u32);
+        }
+        for _ in 0..3 {
+            let copies = read(code + self.thread_bytecode.copies)?;
+            let count = read(copies.checked_add(ThreadBytecode::COUNT).filter(|_| copies != 0)?)?;
+            if index < count {
+                let distance = pointer.wrapping_sub(read(copies + ThreadBytecode::ENTRIES + index * 8)?);
+                if distance < bytes {
+                    return Some(distance as u32);
+                }
+            }
+        }
+        None
+    }
+}
+
+impl FrameReader for FreeThreadedOffsets {
+    #[inline]
+    unsafe fn read(self, frame: usize) -> RawFrame {
+        // SAFETY: the caller guarantees a frame of the present chain. The verified layout has these fields inside it,
+        // and an executable is an object, which lives as long as the frame.
+        unsafe {
+            let code = load::<usize>(frame + self.frame.code) & self.frame.code_mask;
+            let previous = load(frame + self.frame.previous);
+            if code == 0 || load::<usize>(code + self.class) != self.code_type {
+                return RawFrame { code, instruction: 0, previous };
+            }
+            let pointer = load(frame + self.frame.instruction);
+            let index = load::<u32>(frame + self.thread_bytecode.index) as usize;
+            let position = self.position(code, pointer, index, |address| Some(load(address)));
+            RawFrame { code, instruction: position.unwrap_or(UNKNOWN_POSITION), previous }
+        }
+    }
+}
+
+/// The frames of a free-threaded build.
+pub(super) struct FreeThreadedWalker<'a>(&'a FrameWalker, FreeThreadedOffsets);
+
+impl FrameChain for FreeThreadedWalker<'_> {
+    type Reader<'a>
+        = FreeThreadedOffsets
+    where
+        Self: 'a;
+
+    #[inline]
+    fn reader(&self) -> FreeThreadedOffsets {
+        self.1
+    }
+
+    #[inline]
+    fn freed_code_count(&self) -> usize {
+        self.0.freed_code_count()
+    }
+
+    #[inline]
+    fn generation(&self, code: usize) -> u32 {
+        self.0.generation(code)
+    }
+
+    unsafe fn identify(
+        &self,
+        frame: usize,
+        raw: RawFrame,
+        interner: &Interner,
+        sink: &mut dyn DefinitionSink,
+    ) -> IdentifiedFrame {
+        if raw.instruction != UNKNOWN_POSITION {
+            // SAFETY: the caller guarantees the frame and its content.
+            return unsafe { self.0.identify(frame, raw, interner, sink) };
+        }
+        // The frame is shown at its function's first line.
+        let mut first = RawFrame { instruction: 0, ..raw };
+        if let Bytecode::Inline { first_traceable, .. } = self.0.layout.code.bytecode {
+            // SAFETY: a position belongs to a code object. The frame keeps it alive, and the verified layout has this
+            // field inside it.
+            first.instruction = unsafe { load::<u32>(raw.code + first_traceable) }.saturating_mul(2);
+        }
+        // SAFETY: the caller guarantees the frame, whose code object this is.
+        let identified = unsafe { self.0.identify(frame, first, interner, sink) };
+        IdentifiedFrame { is_cacheable: false, ..identified }
+    }
+
+    #[inline]
+    unsafe fn first_local(&self, frame: usize) -> usize {
+        // SAFETY: the caller guarantees the frame.
+        unsafe { self.0.first_local(frame) }
+    }
+
+    #[inline]
+    unsafe fn class(&self, object: usize) -> usize {
+        // SAFETY: the caller guarantees a live object.
+        unsafe { self.0.class(object) }
+    }
+
+    unsafe fn called(
+        &self,
+        object: usize,
+        caller: ContextId,
+        next: &mut u32,
+        sink: &mut dyn DefinitionSink,
+    ) -> CalledModule {
+        // SAFETY: the caller guarantees an object of a frame of the present chain.
+        unsafe { self.0.called(object, caller, next, sink) }
+    }
+}
+
+impl FrameWalker {
+    /// The frames of a free-threaded build. `None` for a build with the GIL.
+    #[inline]
+    pub(super) fn free_threaded(&self) -> Option<FreeThreadedWalker<'_>> {
+        FreeThreadedOffsets::of(&self.layout, self.code_type).map(|offsets| FreeThreadedWalker(self, offsets))
+    }
+}
+
 impl FrameChain for FrameWalker {
     type Reader<'a> = FrameOffsets;
 
     #[inline]
     fn reader(&self) -> FrameOffsets {
-        let FrameLayout { previous, code, code_mask, instruction, .. } = self.layout.frame;
-        FrameOffsets { previous, code, code_mask, instruction }
+        FrameOffsets::of(&self.layout)
     }
 
     #[inline]
@@ -263,7 +433,7 @@ impl FrameChain for FrameWalker {
                 return IdentifiedFrame { meaning: FrameMeaning::HIDDEN, is_cacheable };
             }
             // SAFETY: an executable is an object, and its frame keeps it alive.
-            if unsafe { load::<usize>(raw.code + OB_TYPE) } != self.code_type {
+            if unsafe { load::<usize>(raw.code + self.layout.objects.class()) } != self.code_type {
                 return IdentifiedFrame { meaning: FrameMeaning::HIDDEN, is_cacheable: false };
             }
             if let Bytecode::Inline { first_traceable, .. } = self.layout.code.bytecode {
@@ -296,7 +466,7 @@ impl FrameChain for FrameWalker {
     #[inline]
     unsafe fn class(&self, object: usize) -> usize {
         // SAFETY: the caller guarantees a live object.
-        unsafe { load(object + OB_TYPE) }
+        unsafe { load(object + self.layout.objects.class()) }
     }
 
     unsafe fn called(
@@ -311,16 +481,16 @@ impl FrameChain for FrameWalker {
             return no_module;
         }
         // SAFETY: the frame owns this object if the layout is right, which `modules` verifies before it relies on it.
-        let Some(class) = (unsafe { self.modules.class(object) }) else { return no_module };
+        let Some(class) = (unsafe { self.modules.class(self.layout.objects, object) }) else { return no_module };
         let call = ModuleCall { caller, object, class };
         if let Some(context) = sink.find_call(call, next) {
             return CalledModule { class, context };
         }
-        if !self.modules.is_module(class, sink) {
+        if !self.modules.is_module(self.layout.objects, class, sink) {
             return CalledModule { class: if self.modules.is_verified() { class } else { 0 }, context: caller };
         }
         // SAFETY: `class` is the class of a live object.
-        let context = sink.add_call(call, unsafe { modules::name(class) });
+        let context = sink.add_call(call, unsafe { modules::name(self.layout.objects, class) });
         CalledModule { class, context }
     }
 }
