@@ -20,6 +20,9 @@ impl Versions {
     /// The release that `scripts/gpu-check` ran on GPUs. `scripts/test` runs a sample of the tests with it.
     pub const ON_GPUS: Versions = Versions { torch: "2.11.0", python: "3.11" };
 
+    /// A free-threaded build of CPython, of which only stacks are read.
+    pub const FREE_THREADED: Versions = Versions { torch: "2.15.0", python: "3.14t" };
+
     /// This release exports no symbol by which memtrace could find the allocator's tracker.
     pub const REPORTER_ONLY: Versions = Versions { torch: "2.1.2", python: "3.11" };
 }

@@ -8,6 +8,9 @@ use crate::named;
 use crate::rotation::Rotation;
 use crate::wire::{Cursor, put_str, put_varint};
 
+/// The topic of the notice that the interpreter is a free-threaded build, whose objects memtrace does not read.
+pub const FREE_THREADED_TOPIC: &str = "python.free_threaded";
+
 /// The topic of the notice that PyTorch's functions for workspaces of cuBLAS are known, so that
 /// [`Flags::CUBLAS_WORKSPACE`](crate::event::Flags::CUBLAS_WORKSPACE) is valid.
 pub const WORKSPACES_TOPIC: &str = "torch.cublas_workspaces";

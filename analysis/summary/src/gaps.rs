@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use memtrace_input::load::SNAPSHOT_TOPIC;
 use memtrace_insight::units::count_text;
+use memtrace_trace::definition::FREE_THREADED_TOPIC;
 
 use crate::conclusions::RecordingGap;
 use crate::summary::{NativeObjectSummary, Summary};
@@ -25,6 +26,8 @@ pub(crate) fn recording_gaps(summary: &Summary) -> Vec<RecordingGap> {
     gaps.extend(summary.problems.iter().map(|text| gap("Warning", text, true)));
     gaps.extend(summary.not_recorded.iter().map(|one| gap("Not recorded", &one.text, one.is_loss)));
     gaps.extend(without_python.into_iter().map(|text| gap("Warning", text, false)));
+    let free_threaded = notices().find(|notice| notice.topic == FREE_THREADED_TOPIC);
+    gaps.extend(free_threaded.map(|notice| gap("Not recorded", &notice.text, false)));
     let dropped = summary.processes.iter().filter_map(|process| process.dropped.as_ref());
     gaps.extend(dropped.map(|dropped| gap("Rotation", &dropped.text, false)));
     let of_snapshots = notices().filter(|notice| notice.topic == SNAPSHOT_TOPIC);

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use memtrace_stackwalk::{Python, Reason, native};
 use memtrace_trace::counters::Counter;
-use memtrace_trace::definition::{Definition, NoticeStatus};
+use memtrace_trace::definition::{Definition, FREE_THREADED_TOPIC, NoticeStatus};
 use memtrace_trace::event::Event;
 use memtrace_trace::ids::{ContextId, ModuleId, StackId, ThreadId};
 use memtrace_trace::options::Stacks;
@@ -376,6 +376,11 @@ impl Guard {
         };
         if self.process().interpreter.set_reported() {
             self.notice("python", status, &text);
+            if python.is_free_threaded() {
+                let text = "names of tensors and modules, what holds tensors, reference cycles, memory pools: CPython is \
+                            free-threaded, so other threads may change its objects while they are read";
+                self.notice(FREE_THREADED_TOPIC, NoticeStatus::Off, text);
+            }
         }
     }
 

@@ -7,7 +7,7 @@
 //! Without a match the nodes keep the name `PyNode`.
 
 use std::ffi::CStr;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use memtrace_stackwalk::CheckedMemory;
 use memtrace_trace::definition::NoticeStatus;
@@ -26,6 +26,8 @@ const IS_OFF: u32 = u32::MAX;
 /// Offsets of `PyObject.ob_type` and `PyTypeObject.tp_name` in bytes (Include/object.h, Include/cpython/object.h).
 const OB_TYPE: usize = 8;
 const TP_NAME: usize = 24;
+/// By how many bytes both are moved: with the GIL, and in a free-threaded build.
+const MOVED: [usize; 2] = [0, 16];
 
 /// What this process knows about `PyNode`.
 pub(super) struct PythonNodes {
@@ -33,12 +35,19 @@ pub(super) struct PythonNodes {
     vtable: AtomicU64,
     /// The index of the word in a node that points to its Python object, 0 before it is found.
     word: AtomicU32,
+    /// One of [`MOVED`]. Stored before the word.
+    moved: AtomicUsize,
     attempts: AtomicU32,
 }
 
 impl PythonNodes {
     pub(super) const fn new() -> PythonNodes {
-        PythonNodes { vtable: AtomicU64::new(0), word: AtomicU32::new(0), attempts: AtomicU32::new(0) }
+        PythonNodes {
+            vtable: AtomicU64::new(0),
+            word: AtomicU32::new(0),
+            moved: AtomicUsize::new(0),
+            attempts: AtomicU32::new(0),
+        }
     }
 
     /// Takes the name of each C++ class when it is first seen.
@@ -58,7 +67,7 @@ impl PythonNodes {
         if self.vtable.load(Ordering::Relaxed) != vtable {
             return None;
         }
-        let word = match self.word.load(Ordering::Relaxed) {
+        let word = match self.word.load(Ordering::Acquire) {
             IS_OFF => return None,
             0 => self.search(node)?,
             word => word,
@@ -67,7 +76,11 @@ impl PythonNodes {
         // object, and the object owns a reference to its class.
         unsafe {
             let object = node.add(word as usize).read() as *const u64;
-            if object.is_null() { None } else { Some(object.byte_add(OB_TYPE).read()) }
+            if object.is_null() {
+                None
+            } else {
+                Some(object.byte_add(OB_TYPE + self.moved.load(Ordering::Relaxed)).read())
+            }
         }
     }
 
@@ -75,7 +88,8 @@ impl PythonNodes {
     pub(super) fn name(&self, class: u64) -> String {
         // SAFETY: `class` was just read from a node that is still alive, and every class of CPython has a name.
         unsafe {
-            let name = (class as *const *const std::ffi::c_char).byte_add(TP_NAME).read();
+            let name =
+                (class as *const *const std::ffi::c_char).byte_add(TP_NAME + self.moved.load(Ordering::Relaxed)).read();
             CStr::from_ptr(name).to_string_lossy().into_owned()
         }
     }
@@ -85,8 +99,9 @@ impl PythonNodes {
         // The guard restores `errno` and keeps allocations in this function out of the recording.
         let mut guard = Guard::enter()?;
         let found = CheckedMemory::open().ok().and_then(|memory| find(&memory, node as usize));
-        if let Some(word) = found {
-            self.word.store(word, Ordering::Relaxed);
+        if let Some((word, moved)) = found {
+            self.moved.store(moved, Ordering::Relaxed);
+            self.word.store(word, Ordering::Release);
         } else if self.attempts.fetch_add(1, Ordering::Relaxed) + 1 == MAX_ATTEMPTS {
             self.word.store(IS_OFF, Ordering::Relaxed);
             guard.notice(
@@ -95,26 +110,31 @@ impl PythonNodes {
                 "PyNode layout not recognized: nodes of Python functions are not named by their class",
             );
         }
-        found
+        found.map(|(word, _)| word)
     }
 }
 
-fn find(memory: &CheckedMemory, node: usize) -> Option<u32> {
-    (FIRST_WORD..NODE_WORDS)
-        .find(|word| memory.size(node, word * 8).is_some_and(|object| is_python_object_of(memory, object, node)))
-        .map(|word| word as u32)
+/// The index of the word that points to the node's Python object, and by how many bytes that object's fields are moved.
+fn find(memory: &CheckedMemory, node: usize) -> Option<(u32, usize)> {
+    (FIRST_WORD..NODE_WORDS).find_map(|word| {
+        let object = memory.size(node, word * 8)?;
+        Some((word as u32, moved_of_python_object(memory, object, node)?))
+    })
 }
 
-fn is_python_object_of(memory: &CheckedMemory, object: usize, node: usize) -> bool {
+/// One of [`MOVED`] if this is the Python object of the node. `None` for anything else.
+fn moved_of_python_object(memory: &CheckedMemory, object: usize, node: usize) -> Option<usize> {
     let is_plausible = |address: usize| address.is_multiple_of(8) && (1 << 12..1 << 47).contains(&address);
-    if !is_plausible(object) {
-        return false;
+    let points_back = || (2..OBJECT_WORDS).map_while(|word| memory.size(object, word * 8)).any(|word| word == node);
+    if !is_plausible(object) || !points_back() {
+        return None;
     }
-    let points_back = (2..OBJECT_WORDS).map_while(|word| memory.size(object, word * 8)).any(|word| word == node);
-    points_back
-        && memory.size(object, OB_TYPE).filter(|class| is_plausible(*class)).is_some_and(|class| {
-            memory.size(class, TP_NAME).is_some_and(|name| text(memory, name).is_some_and(|t| t.ends_with(b"Backward")))
+    MOVED.into_iter().find(|moved| {
+        memory.size(object, OB_TYPE + moved).filter(|class| is_plausible(*class)).is_some_and(|class| {
+            let name = memory.size(class, TP_NAME + moved);
+            name.is_some_and(|name| text(memory, name).is_some_and(|t| t.ends_with(b"Backward")))
         })
+    })
 }
 
 /// The C string at an address. `None` if it is not readable or longer than 256 bytes.
@@ -135,12 +155,13 @@ mod tests {
     use super::*;
 
     /// A class, an object that points to the node at its word 40, and a node that points to the object at its word 90.
-    fn graph(name: &CStr) -> [Box<[usize]>; 3] {
+    /// The fields of Python's objects are moved by this many bytes.
+    fn graph(name: &CStr, moved: usize) -> [Box<[usize]>; 3] {
         let address = |words: &[usize]| words.as_ptr() as usize;
         let (mut class, mut object, mut node) =
             (vec![0; 8].into_boxed_slice(), vec![1; 100].into_boxed_slice(), vec![0; 170].into_boxed_slice());
-        class[TP_NAME / 8] = name.as_ptr() as usize;
-        object[OB_TYPE / 8] = address(&class);
+        class[(TP_NAME + moved) / 8] = name.as_ptr() as usize;
+        object[(OB_TYPE + moved) / 8] = address(&class);
         object[40] = address(&node);
         // Words that are no addresses, or that point to something that does not point back.
         (node[8], node[9], node[10]) = (8, usize::MAX, address(&class));
@@ -151,11 +172,13 @@ mod tests {
     #[test]
     fn the_python_object_is_found_by_its_pointer_back() {
         let memory = CheckedMemory::open().unwrap();
-        let [_class, mut object, node] = graph(c"CubeBackward");
-        assert_eq!(find(&memory, node.as_ptr() as usize), Some(90));
-        object[40] = 0;
-        assert_eq!(find(&memory, node.as_ptr() as usize), None);
-        let [_class, _object, node] = graph(c"str");
+        for moved in MOVED {
+            let [_class, mut object, node] = graph(c"CubeBackward", moved);
+            assert_eq!(find(&memory, node.as_ptr() as usize), Some((90, moved)));
+            object[40] = 0;
+            assert_eq!(find(&memory, node.as_ptr() as usize), None);
+        }
+        let [_class, _object, node] = graph(c"str", 0);
         assert_eq!(find(&memory, node.as_ptr() as usize), None);
     }
 

@@ -1,6 +1,6 @@
 //! Checks of the features that explain memory in a trace: tensor names, module calls, named ranges, garbage collection.
 
-use memtrace_trace::definition::{LabelOrigin, NoticeStatus};
+use memtrace_trace::definition::{FREE_THREADED_TOPIC, LabelOrigin, NoticeStatus};
 use memtrace_trace::file::Reader;
 
 use super::evidence::{EventCounts, notice_status};
@@ -21,6 +21,10 @@ fn reason(text: &str) -> &str {
 pub(super) fn names(trace: &Reader) -> Check {
     let name = "Tensor names";
     let names = trace.definitions().tensor_names.len() as u64;
+    if let Some((_, text)) = notice_status(trace, FREE_THREADED_TOPIC) {
+        let reason = text.split_once(": ").map_or(text, |(_, reason)| reason);
+        return Check::note(name, format!("none: {reason}")).with_fix("use a build of CPython with the GIL");
+    }
     match notice_status(trace, "torch.names") {
         Some((NoticeStatus::Off, text)) => Check::failed(name, format!("none: {}", reason(text)), tested_pytorch()),
         Some((_, text)) => Check::ok(name, format!("{}; {text}", count(names, "name"))),

@@ -54,7 +54,11 @@ fn the_first_call_is_left_and_other_threads_call() {
     // starts the recording meanwhile, it may lose the events of that call.
     let all = (50 + 3 * 300) * PAIR as u64;
     let (recorded, lost) = recorded_and_lost(&run);
-    assert!(recorded + lost == all && lost <= 10, "{recorded} recorded and {lost} lost of {all}: {}", String::from_utf8_lossy(&run.output.stderr));
+    assert!(
+        recorded + lost == all && lost <= 10,
+        "{recorded} recorded and {lost} lost of {all}: {}",
+        String::from_utf8_lossy(&run.output.stderr)
+    );
 }
 
 #[test]

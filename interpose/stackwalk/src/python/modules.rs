@@ -141,7 +141,9 @@ fn is_plausible(address: usize) -> bool {
 
 /// Whether the class has a valid method resolution order that contains `Module`.
 fn descends_from_module(memory: &CheckedMemory, layout: ObjectLayout, class: usize) -> bool {
-    let Some(order) = memory.size(class, layout.method_order()).filter(|order| is_plausible(*order)) else { return false };
+    let Some(order) = memory.size(class, layout.method_order()).filter(|order| is_plausible(*order)) else {
+        return false;
+    };
     let Some(count) = memory.size(order, layout.size()).filter(|count| (2..=MAX_ORDER).contains(count)) else {
         return false;
     };
@@ -171,7 +173,8 @@ fn has_bytes_at(memory: &CheckedMemory, address: usize, bytes: &[u8]) -> bool {
 /// `class` is a live class, and stays alive for `'a`.
 pub(super) unsafe fn name<'a>(layout: ObjectLayout, class: usize) -> &'a str {
     // SAFETY: the caller guarantees a live class. Every class has a name, a C string that lives as long as the class.
-    let text = unsafe { CStr::from_ptr(with_exposed_provenance::<c_char>(load(class + layout.class_name()))) }.to_bytes();
+    let text =
+        unsafe { CStr::from_ptr(with_exposed_provenance::<c_char>(load(class + layout.class_name()))) }.to_bytes();
     let text = text.get(..MAX_NAME_BYTES).unwrap_or(text);
     let name = match str::from_utf8(text) {
         Ok(name) => name,

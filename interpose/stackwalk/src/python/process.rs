@@ -197,7 +197,7 @@ impl Python {
         }
     }
 
-    /// Whether this is a free-threaded build, in which only stacks are recorded.
+    /// Whether this is a free-threaded build, in which stacks are captured and other objects are not read.
     pub fn is_free_threaded(&self) -> bool {
         self.frames.layout().thread_bytecode.is_some()
     }

@@ -134,7 +134,14 @@ unsafe fn characters<'a, T>(address: usize, length: usize) -> &'a [T] {
 mod tests {
     use super::*;
 
-    const LAYOUT: TextLayout = TextLayout { length: 8, state: 4, ascii_data: 16, compact_data: 24, data_pointer: 24, state_shifts: Storage::SHIFTS };
+    const LAYOUT: TextLayout = TextLayout {
+        length: 8,
+        state: 4,
+        ascii_data: 16,
+        compact_data: 24,
+        data_pointer: 24,
+        state_shifts: Storage::SHIFTS,
+    };
     const FREE_THREADED: TextLayout = TextLayout { state_shifts: Storage::FREE_THREADED_SHIFTS, ..LAYOUT };
     const COMPACT: u32 = 8;
     const ASCII: u32 = 16;

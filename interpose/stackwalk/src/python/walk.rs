@@ -194,7 +194,9 @@ impl FrameWalker {
         // SAFETY: the table is a bytes object, which the code object owns.
         let length = unsafe { load::<usize>(table + self.layout.objects.size()) };
         // SAFETY: a bytes object has `ob_size` bytes there, which never change.
-        let bytes = unsafe { std::slice::from_raw_parts(with_exposed_provenance::<u8>(table + self.layout.objects.bytes()), length) };
+        let bytes = unsafe {
+            std::slice::from_raw_parts(with_exposed_provenance::<u8>(table + self.layout.objects.bytes()), length)
+        };
         lines::line_at(layout.lines_kind, bytes, first_line, offset)
     }
 }

@@ -62,6 +62,11 @@ fn check(versions: Versions) {
 memtrace_tests::for_each_version! { mod versions: check }
 
 #[test]
+fn free_threaded_python() {
+    check(Versions::FREE_THREADED);
+}
+
+#[test]
 fn a_release_with_the_memory_reporter_only() {
     let recorded = mlp(Versions::REPORTER_ONLY);
     let ours: Vec<(String, u64)> = events(&recorded.run.trace())
