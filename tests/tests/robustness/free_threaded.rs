@@ -15,7 +15,7 @@ fn a_version_that_is_not_known_is_refused_with_a_reason() {
     let version = r#"-DVERSION="3.13.0 experimental free-threading build (main, Oct  7 2024, 00:00:00) [GCC 13.2.0]""#;
     let programs = ProgramFolder::new();
     let mut all = linked_with("libcudart.so.12");
-    all.push(version.to_owned());
+    all.extend([version.to_owned(), "-DFLAG".to_owned()]);
     let program = programs.program("hostile/free_threaded.c", "free_threaded", &all);
     let ledger = programs.path("ledger");
     let run = same_output(with_simcuda(&[&program]).env("SIMCUDA_LEDGER", &ledger));
@@ -41,7 +41,7 @@ mod exhaustive {
     use memtrace_tests::traced_program::TracedProgram;
     use memtrace_tests::versions::Versions;
     use memtrace_trace::definition::FREE_THREADED_TOPIC;
-    use memtrace_trace::event::EventKind;
+    use memtrace_trace::event::Action;
 
     use super::*;
 
@@ -59,21 +59,20 @@ mod exhaustive {
         let trace = run.trace();
         let definitions = trace.definitions();
         let (mut compared, mut threads) = (0, std::collections::BTreeSet::new());
-        for event in events(&trace).iter().filter(|event| event.kind == EventKind::Alloc) {
+        for event in events(&trace).iter().filter(|event| event.action == Action::Alloc) {
             let frames = definitions.walk(event.stack).filter_map(|(_, frame)| frame);
             let found: Vec<_> = frames.map(|frame| format!("{}:{}", frame.name, frame.line)).collect();
-            if found.first().is_some_and(|frame| frame.starts_with("allocate:")) {
-                assert_eq!(found, expected[&event.size], "{}", event.size);
+            // PyTorch's own calls of CUDA in the same place have other sizes.
+            if let Some(stack) = expected.get(&event.size)
+                && found.first().is_some_and(|frame| frame.starts_with("allocate:"))
+            {
+                assert_eq!(found, *stack, "{}", event.size);
                 threads.insert(event.thread);
                 compared += 1;
             }
         }
         assert_eq!((compared, threads.len()), (8 * 300, 8));
-        // Classes of autograd functions and modules are read in place.
-        let summary =
-            memtrace_analysis::summarize(&memtrace_analysis::open_run(run.path()).expect("a run"), &mut |_| {});
-        let summary = serde_json::to_string(&summary.expect("a summary")).unwrap();
-        assert!(summary.contains("CubeBackward") && summary.contains("Linear"), "{summary}");
+        assert!(definitions.nn_calls.values().any(|call| &*call.class == "Linear"), "{:?}", definitions.nn_calls);
         let notice = definitions.notices.iter().find(|notice| &*notice.topic == FREE_THREADED_TOPIC).expect("a notice");
         assert!(definitions.tensor_names.is_empty(), "{:?}", definitions.tensor_names);
         let report = Command::new(memtrace()).arg("report").arg(run.path()).output().unwrap();
