@@ -74,8 +74,8 @@ named! {
     }
 }
 
-/// Expands a macro with the table of all hooked functions: the only place that lists them. What precedes the table in
-/// the expansion follows the macro's name here.
+/// Expands a macro with the table of all hooked functions: the only place that lists them. Tokens before the table in
+/// the expansion follow the macro's name here.
 ///
 /// The columns: wire number, symbol, [`Source`], [`MemoryKind`] (`None` for functions about CUDA graphs), [`Effect`],
 /// and the [`Action`] of the events. `as NAME since VERSION` is the name under which `cuGetProcAddress` returns the

@@ -441,7 +441,7 @@ definitions! {
         size: u32,
     }
 
-    /// What a part of memtrace did or could not do.
+    /// A note about an action or a failure of a part of memtrace.
     Notice = 8 -> Notice {
         /// The part, for example `torch.tracker`.
         topic: str,
@@ -465,8 +465,8 @@ definitions! {
     CacheUse = 31 -> CacheUse + Copy {
         /// The time of the highest use, in clock ticks.
         ticks: u64,
-        /// The highest use, in the engine's units (blocks or tokens). What is only kept for requests with the same
-        /// prefix is not in use.
+        /// The highest use, in the engine's units (blocks or tokens). Blocks that are only kept for requests with the
+        /// same prefix are not in use.
         used: u64,
         /// The number of units of the cache.
         size: u64,

@@ -30,7 +30,7 @@ pub enum Error {
     Header {
         /// The offset in the file, in bytes.
         offset: u64,
-        /// What is wrong.
+        /// The error.
         what: String,
     },
     /// Bytes that no memtrace writes.

@@ -77,7 +77,7 @@ pub struct Event {
     pub context: ContextId,
     /// Where the event comes from.
     pub source: Source,
-    /// What happened.
+    /// The action that the event reports.
     pub action: Action,
     /// The device ordinal. -1 for host memory, and if it is unknown.
     pub device: i16,

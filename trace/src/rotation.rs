@@ -6,7 +6,7 @@ use crate::wire::{Cursor, put_varint};
 /// The start of the kept events. Only the last definition of a trace counts.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Rotation {
-    /// The [`seq`](crate::event::Event::seq) of the first kept event. What comes before it is older: it recreates the
+    /// The [`seq`](crate::event::Event::seq) of the first kept event. Earlier events are older: they recreate the
     /// state.
     pub first_seq: u64,
     /// The number of events that all rotations of the trace have dropped.

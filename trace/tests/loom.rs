@@ -77,7 +77,7 @@ impl<const RINGS: usize, const SLOTS: usize> Segment<RINGS, SLOTS> {
         producer.write(&slot(seq)).map(|()| seq)
     }
 
-    /// Takes all published records.
+    /// Consumes all published records.
     fn drain(&self, consumer: &mut Consumer<'_>, into: &mut Vec<Received>) {
         consumer
             .drain(|record| {

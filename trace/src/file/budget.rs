@@ -31,7 +31,7 @@ pub const WORK_PER_BYTE: u64 = 256;
 /// The work that files may take at most, in steps, whatever their size.
 pub const WORK_CEILING: u64 = 1 << 42;
 
-/// What was exceeded, and the bytes of input that the limit was computed for.
+/// The limit that was exceeded, and the bytes of input that the limit was computed for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Exceeded {
     /// The limit of the memory in bytes.
@@ -49,7 +49,7 @@ pub enum Exceeded {
 }
 
 impl Exceeded {
-    /// What the user can do.
+    /// The help for the user.
     pub const HELP: &'static str =
         "copy the file again; if the error remains, the file was damaged or made to exhaust memory";
 }

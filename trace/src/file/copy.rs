@@ -47,7 +47,7 @@ pub fn copy_frames(file: &File, from: u64, to: u64, out: &mut impl Write) -> Res
     Ok(at)
 }
 
-/// What receives definitions with their encodings. `None` is a definition of an unknown kind.
+/// The receiver of definitions with their encodings. `None` is a definition of an unknown kind.
 pub type DefinitionSink<'s> = &'s mut dyn FnMut(Option<&Definition<'_>>, &[u8]) -> Result<()>;
 
 /// Passes every definition before the offset `to` to `sink`, with its encoding. A definition of an unknown kind is

@@ -116,7 +116,7 @@ const MAX_STACK_FRAMES: u32 = 1 << 17;
 const MAX_ORIGINS: u32 = 256;
 /// The largest nesting depth of `nn.Module` calls. The recorder names modules up to a depth of 100.
 const MAX_CALL_DEPTH: u16 = 1024;
-/// What the allocator adds to a text, in bytes.
+/// The allocator's overhead for a text, in bytes.
 const TEXT_OVERHEAD: usize = 16;
 
 /// Why a definition is left out.

@@ -242,7 +242,7 @@ impl Reader {
         self.end.as_ref()
     }
 
-    /// What the index could not include. [`Self::events`] reports blocks that cannot be decoded.
+    /// The parts that the index could not include.
     pub fn damage(&self) -> &Damage {
         &self.damage
     }

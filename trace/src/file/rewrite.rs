@@ -1,7 +1,7 @@
 //! Rewrites a trace with other texts: its info and its definitions pass through functions of the caller, everything
 //! else stays as it is, byte for byte.
 //!
-//! What cannot be read holds texts that nobody has seen, so it is not copied: damaged ranges become zeros of the same
+//! Unreadable ranges hold texts that nobody has seen, so they are not copied: damaged ranges become zeros of the same
 //! length, frames and definitions of unknown kinds lose their content. A reader counts the same losses as before.
 
 use std::fs::File;

@@ -8,7 +8,7 @@ use crate::sync::{AtomicU64, Ordering};
 #[derive(Debug)]
 pub struct Owner(AtomicU64);
 
-/// The id of no thread. What is sealed with it cannot be taken any more.
+/// The id of no thread. A word that is sealed with it cannot be taken any more.
 pub const NOBODY: u32 = u32::MAX;
 
 /// The thread id in an owner's word.
