@@ -43,7 +43,7 @@ pub(super) struct PriorState {
 
 type Result<T> = std::result::Result<T, &'static str>;
 
-/// What the reader is doing: 0 it has not begun, 1 it has, 2 nobody waits for it any more.
+/// The reader's progress: 0 it has not begun, 1 it has, 2 nobody waits for it any more.
 static PROGRESS: AtomicU32 = AtomicU32::new(WAITING);
 const WAITING: u32 = 0;
 const READING: u32 = 1;
@@ -51,7 +51,7 @@ const ABANDONED: u32 = 2;
 /// The reader's result, a box.
 static RESULT: AtomicPtr<Result<PriorState>> = AtomicPtr::new(null_mut());
 
-/// Takes the state. Recording begins when the GIL is there, and without the state where there is none.
+/// Reads the state. Recording begins when the GIL is there, and without the state where there is none.
 pub(super) fn take() -> Result<PriorState> {
     PROGRESS.store(WAITING, Ordering::Release);
     // SAFETY: a C string.
@@ -276,7 +276,7 @@ pub(super) fn reserved(state: &PriorState) -> BTreeMap<i16, u64> {
     devices
 }
 
-/// What to report about the state.
+/// The notices about the state.
 pub(super) fn notices(state: &PriorState) -> Vec<(NoticeStatus, String)> {
     let mut devices: BTreeMap<i16, u64> = BTreeMap::new();
     for segment in &state.segments {

@@ -1,4 +1,4 @@
-//! What objects reference, as the garbage collector sees it. Runs no Python code and changes no object.
+//! The references of objects, as the garbage collector sees them. Runs no Python code and changes no object.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -27,7 +27,7 @@ pub(crate) struct FunctionParts {
 
 type Traverse = unsafe extern "C" fn(PyObjectPtr, Visit, *mut c_void) -> c_int;
 
-/// Takes an object. Returns whether it wants more of them.
+/// Receives an object. Returns whether it wants more of them.
 type Visitor<'a> = &'a mut dyn FnMut(PyObjectPtr) -> bool;
 
 unsafe extern "C" fn visit(object: PyObjectPtr, visitor: *mut c_void) -> c_int {
@@ -156,8 +156,9 @@ impl<'a> GilToken<'a> {
         self.is_instance(module, self.api.module_type).then(|| self.c.module_dict(module)).and_then(|d| self.checked(d))
     }
 
-    /// What a function has: its code object, global variables, closure, default values and those of keyword arguments,
-    /// as borrowed references. Null for what it has not. Reading the attributes would call the program's audit hooks.
+    /// The parts of a function: its code object, global variables, closure, default values and those of keyword
+    /// arguments, as borrowed references. Null for a part that it lacks. Reading the attributes would call the
+    /// program's audit hooks.
     pub(crate) fn function_parts(self, function: PyObjectPtr) -> Option<FunctionParts> {
         self.is_function(function).then(|| FunctionParts {
             code: self.c.function_code(function),

@@ -186,7 +186,7 @@ impl Call {
         }
     }
 
-    /// Takes a reading of the memory in use if the call has loaded code.
+    /// Reads the memory in use if the call has loaded code.
     pub(super) fn record_load(&self, result: i32) {
         if result == 0 {
             usage::code_loaded(self.hook.api, |guard| self.module(guard));

@@ -23,7 +23,7 @@ use crate::recording::slot::Slot;
 
 /// The contexts that the program has created on one device.
 struct DeviceContexts {
-    /// What would be free with these contexts alone, in bytes.
+    /// The memory that would be free with these contexts alone, in bytes.
     free: AtomicU64,
     /// The total bytes of the device. 0 before the first context.
     total: AtomicU64,
@@ -50,7 +50,7 @@ fn is_unwritten(index: usize) -> bool {
 }
 
 impl DeviceContexts {
-    /// What the driver would report with these contexts alone. `None` before the first one.
+    /// The driver's figures with these contexts alone. `None` before the first one.
     fn info(&self) -> Option<MemoryInfo> {
         let total = self.total.load(Ordering::Relaxed);
         (total > 0).then(|| MemoryInfo { free: self.free.load(Ordering::Relaxed), total })
@@ -80,7 +80,7 @@ impl DeviceContexts {
 pub(super) struct Creation {
     api: Api,
     device: c_int,
-    /// What the driver reported before the call. `None` unless the calling thread has another context of the device.
+    /// The driver's figures before the call. `None` unless the calling thread has another context of the device.
     before: Option<MemoryInfo>,
 }
 
@@ -91,7 +91,7 @@ impl Creation {
         Creation { api, device, before: if has_context { visible_memory_info() } else { None } }
     }
 
-    /// Takes the context that the call has created.
+    /// Records the context that the call has created.
     pub(super) fn end(self, context: u64) {
         let Ok(index) = usize::try_from(self.device) else { return };
         let Some(contexts) = CREATED.get(index) else { return };
@@ -137,7 +137,7 @@ pub(super) fn lacks_primary(device: c_int) -> bool {
     has_primary(device) == Some(false)
 }
 
-/// What the driver reports in a context that it has just returned, which may not be the calling thread's current one.
+/// The driver's figures in a context that it has just returned, which may not be the calling thread's current one.
 fn memory_info_in(context: u64) -> Option<MemoryInfo> {
     in_context(context, visible_memory_info)
 }

@@ -81,7 +81,7 @@ fn read<T: Copy + Default>(pointer: *const T) -> T {
     unsafe { pointer.read_unaligned() }
 }
 
-/// Takes the address or the handle that the driver has written, because it is about to become invalid.
+/// Reads the address or the handle that the driver has written, because it is about to become invalid.
 fn take(out: *mut u64) -> u64 {
     let taken = read(out);
     if !out.is_null() {

@@ -114,7 +114,7 @@ fn combine() -> Option<u64> {
     }
 }
 
-/// What the program sees of a device with this PCI address.
+/// The program's view of the memory of a device with this PCI address.
 pub(super) fn visible(info: MemoryInfo, pci: impl FnOnce() -> Option<String>) -> MemoryInfo {
     seen_with(bytes(), info, || others_on(pci))
 }
@@ -153,13 +153,13 @@ pub(super) fn visible_total(total: u64) -> u64 {
     bytes().map_or(total, |limit| limit.min(total))
 }
 
-/// What the program sees of a device that it knows by its ordinal.
+/// The program's view of the memory of a device that it knows by its ordinal.
 pub(super) fn visible_on(device: impl FnOnce() -> i16, info: MemoryInfo) -> MemoryInfo {
     seen_with(bytes(), info, || others_on_device(device()))
 }
 
-/// What all programs of the run see of the calling thread's current device, for the recording. `None` if the driver
-/// does not answer.
+/// The common view of all programs of the run of the calling thread's current device, for the recording. `None` if the
+/// driver does not answer.
 pub(super) fn visible_memory_info() -> Option<MemoryInfo> {
     memory_info().map(|info| seen_with(of_run_bytes(), info, || others_on_device(current_device())))
 }

@@ -195,7 +195,7 @@ fn set_original(hook: &'static Hook, found: *mut c_void) -> bool {
 /// Set when an object was loaded that exports a hooked function and is no CUDA library.
 static HAS_NEW_INTERPOSER: AtomicBool = AtomicBool::new(false);
 
-/// Takes each object that was loaded since the last `dlsym`.
+/// Observes each object that was loaded since the last `dlsym`.
 fn object_loaded(reading: &Reading, object: &LoadedObject, file_name: &[u8]) {
     libraries::object_loaded(file_name);
     let exports = |hook: &&Hook| object.symbol(reading, &SymbolName::new(hook.symbol.to_bytes())).is_some();

@@ -36,14 +36,14 @@ pub(super) fn event(device: i16, cause: Cause, info: MemoryInfo) -> Event {
     }
 }
 
-/// What the driver reports about a device's memory, in bytes.
+/// The driver's figures of a device's memory, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct MemoryInfo {
     pub(super) free: u64,
     pub(super) total: u64,
 }
 
-/// What the driver reports about the calling thread's current device. `None` if it does not answer.
+/// The driver's figures of the calling thread's current device. `None` if it does not answer.
 ///
 /// The thread is in the relaxed capture mode meanwhile. So the call cannot invalidate a capture of a CUDA graph.
 pub(super) fn memory_info() -> Option<MemoryInfo> {
@@ -99,7 +99,7 @@ pub(super) fn has_primary(device: c_int) -> Option<bool> {
     (result == Some(0)).then_some(is_active != 0)
 }
 
-/// What `read` returns with this context as the calling thread's current one.
+/// The result of `read` with this context as the calling thread's current one.
 pub(super) fn in_context(context: u64, read: impl FnOnce() -> Option<MemoryInfo>) -> Option<MemoryInfo> {
     static PUSH: OriginalFunction = OriginalFunction::new();
     static POP: OriginalFunction = OriginalFunction::new();

@@ -60,8 +60,7 @@ impl DeviceReadings {
         allocated > self.allowance.load(Ordering::Relaxed)
     }
 
-    /// Takes the result of a reading, of which `is_due` says that allocations made it due. Returns whether it is the
-    /// first one.
+    /// Notes the result of a reading; `is_due` says that allocations made it due. Returns whether it is the first one.
     fn take(&self, used: u64, is_due: bool) -> bool {
         let is_first = self.allowance.load(Ordering::Relaxed) == 0;
         let before = self.highest.fetch_max(used, Ordering::Relaxed);
@@ -101,7 +100,7 @@ pub(super) fn allocated(guard: &mut Guard, device: i16, bytes: u64, api: Api, mo
     }
 }
 
-/// Takes a reading after an allocation has failed for lack of memory.
+/// Reads the memory in use after an allocation has failed for lack of memory.
 #[cold]
 pub(super) fn out_of_memory(guard: &mut Guard, device: i16, api: Api, module: ModuleId) {
     let Some(readings) = readings(device) else { return };
@@ -116,7 +115,8 @@ fn count_failure(guard: &mut Guard, readings: &DeviceReadings, device: i16, caus
     }
 }
 
-/// Takes a reading when PyTorch reports that it is out of memory, unless the call that failed has caused one.
+/// Reads the memory in use when PyTorch reports that it is out of memory, unless the call that failed has caused a
+/// reading.
 #[cold]
 fn out_of_memory_in_pytorch(guard: &mut Guard, device: i16) {
     let Some(readings) = readings(device) else { return };
@@ -126,18 +126,19 @@ fn out_of_memory_in_pytorch(guard: &mut Guard, device: i16) {
     }
 }
 
-/// Takes a reading of the calling thread's device if this process records events of it.
+/// Reads the memory in use on the calling thread's device if this process records events of it.
 #[cold]
 pub(super) fn code_loaded(api: Api, module: impl FnOnce(&mut Guard) -> ModuleId) {
     read_if_recorded(|guard| Cause { occasion: UsageOccasion::CodeLoaded, api, module: module(guard) });
 }
 
-/// Takes a reading of the calling thread's device after a scan of the program's objects.
+/// Reads the memory in use on the calling thread's device after a scan of the program's objects.
 pub(crate) fn scanned() {
     read_if_recorded(|_| Cause { occasion: UsageOccasion::Scan, api: Api::NONE, module: ModuleId::NONE });
 }
 
-/// Takes a reading if there is one of this device already. So a program that does not allocate is not recorded.
+/// Reads the memory in use if there is a reading of this device already. So a program that does not allocate is not
+/// recorded.
 fn read_if_recorded(cause: impl FnOnce(&mut Guard) -> Cause) {
     if is_paused() || Process::if_started().is_none() {
         return;
@@ -152,8 +153,8 @@ fn read_if_recorded(cause: impl FnOnce(&mut Guard) -> Cause) {
     }
 }
 
-/// Takes a reading and writes its event. The first one of a device also writes those of all contexts that were created
-/// before.
+/// Reads the memory in use and writes its event. The first one of a device also writes those of all contexts that were
+/// created before.
 #[cold]
 fn read(guard: &mut Guard, device: i16, cause: Cause) {
     if !guard.process().options.device_usage {

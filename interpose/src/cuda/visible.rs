@@ -131,7 +131,7 @@ unsafe extern "C-unwind" fn device_total_mem(bytes: *mut usize, device: c_int) -
     result
 }
 
-/// `nvmlMemory_t`, in bytes. What the driver has reserved is in use.
+/// `nvmlMemory_t`, in bytes. Memory that the driver has reserved counts as used.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct NvmlMemory {
@@ -188,7 +188,7 @@ unsafe extern "C-unwind" fn nvml_memory_info(device: *mut c_void, out: *mut Nvml
     result
 }
 
-/// What the newer interface says of a device. `None` if this NVML has none.
+/// The figures of the newer interface for a device. `None` if this NVML has none.
 fn detailed_memory(device: *mut c_void) -> Option<NvmlMemoryV2> {
     let original = original(&NVML_MEMORY_INFO_V2, c"nvmlDeviceGetMemoryInfo_v2");
     if original.is_null() {

@@ -20,11 +20,11 @@ static IS_SCANNING: AtomicU32 = AtomicU32::new(0);
 /// The load addresses, plus one, of the objects that were scanned. 0 marks the end, [`UNLOADED`] a slot to reuse.
 static SCANNED: [AtomicUsize; 2048] = [const { AtomicUsize::new(0) }; 2048];
 
-/// What a scan needs to know about hooks.
+/// The facts about hooks that a scan needs.
 pub(crate) struct ScanRules {
     /// The stub for a function that an object imports. `None` if the name is not hooked.
     pub(crate) stub: fn(&[u8]) -> Option<usize>,
-    /// Takes each new object and its file name.
+    /// Observes each new object and its file name.
     pub(crate) object_loaded: fn(&Reading, &LoadedObject, &[u8]),
 }
 

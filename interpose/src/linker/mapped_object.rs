@@ -47,7 +47,7 @@ impl MappedObject {
     }
 }
 
-/// The object that contains `address`. `None` if there is none. Takes no lock, because a hook may run under the
+/// The object that contains `address`. `None` if there is none. It never locks, because a hook may run under the
 /// allocator's lock or while a constructor waits for it.
 #[inline]
 pub(crate) fn containing(address: usize) -> Option<MappedObject> {

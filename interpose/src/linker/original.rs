@@ -120,7 +120,7 @@ pub(crate) unsafe fn global_symbol<T: Copy>(name: &CStr) -> Option<T> {
     Some(unsafe { std::mem::transmute_copy::<NonNull<c_void>, T>(&found) })
 }
 
-/// Loads an object. Takes the loader's lock. Null if that fails.
+/// Loads an object. Loads an object, under the loader's lock. Null if that fails.
 #[cfg(not(test))]
 pub(crate) fn load(name: &CStr) -> *mut c_void {
     // SAFETY: `name` is a C string and names a library of the C library's own family.

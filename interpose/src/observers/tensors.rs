@@ -35,7 +35,7 @@ const AUTOGRAD_META_OFFSET: usize = 24;
 /// Offset of `grad_` in `AutogradMeta`, in bytes: after its vtable and a string. Strings are smaller in PyTorch's
 /// packages before 2.7, which are built with the older C++ ABI.
 const GRADIENT_OFFSETS: [usize; 2] = [40, 16];
-/// What may be the address of an object of the program.
+/// The range of addresses that objects of the program may have.
 const ADDRESSES: std::ops::Range<usize> = 1 << 12..1 << 47;
 /// Possible offsets of the `DataPtr` in `StorageImpl`, after vtable and reference counts. In bytes.
 const DATA_OFFSETS: [usize; 2] = [16, 24];

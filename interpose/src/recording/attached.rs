@@ -20,7 +20,7 @@ pub(crate) fn is_here() -> bool {
     options().is_some() && PROCESS.load(Ordering::Relaxed) == std::process::id()
 }
 
-/// Takes the options of a recording. Returns `false` if this process is attached already.
+/// Sets the options of a recording. Returns `false` if this process is attached already.
 pub(crate) fn set(options: Options) -> bool {
     let new = Box::into_raw(Box::new(options));
     let is_first = OPTIONS.compare_exchange(std::ptr::null_mut(), new, Ordering::AcqRel, Ordering::Relaxed).is_ok();

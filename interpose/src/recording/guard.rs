@@ -91,7 +91,7 @@ impl Guard {
         guard
     }
 
-    /// Publishes the event that this thread has written before the recording was paused. What would complete it is not
+    /// Publishes the event that this thread has written before the recording was paused. The rest of that event is not
     /// recorded any more.
     #[cold]
     fn publish_last(thread: &'static ThreadLocal) {

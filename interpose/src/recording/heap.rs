@@ -124,7 +124,7 @@ static RESERVE_MEMORY: Reserve = Reserve(std::cell::UnsafeCell::new([0; RESERVE_
 static RESERVE_USED: AtomicUsize = AtomicUsize::new(0);
 static IS_EXHAUSTED: AtomicBool = AtomicBool::new(false);
 
-/// Takes a block from the reserve. A freed one returns to the list of its size like any other.
+/// Allocates a block from the reserve. A freed one returns to the list of its size like any other.
 fn from_reserve(size: usize) -> *mut u8 {
     IS_EXHAUSTED.store(true, Ordering::Relaxed);
     let mut used = RESERVE_USED.load(Ordering::Relaxed);

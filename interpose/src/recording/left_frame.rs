@@ -9,8 +9,8 @@ use std::io::{BufRead, BufReader};
 
 use super::errno::RestoreErrno;
 
-/// What the kernel puts on the stack for a signal has at least this many bytes: the red zone (128), the registers and
-/// the floating-point state (512).
+/// The signal frame that the kernel puts on the stack has at least this many bytes: the red zone (128), the registers
+/// and the floating-point state (512).
 const LEAST_SIGNAL_FRAME_BYTES: usize = 1024;
 
 /// How many bytes the kernel puts on the stack for a signal (`AT_MINSIGSTKSZ`, Linux 5.14; getauxval(3)).

@@ -1,4 +1,4 @@
-//! What the recording tells features that it does not know.
+//! Callbacks from the recording to features that it does not know.
 //!
 //! `lib.rs` has the one table of them. The recording reads it through a hidden symbol, which the loader resolves before
 //! any code runs. So a hook that another library's constructor calls finds it too.
@@ -16,7 +16,7 @@ use super::watch::{Cause, Watch};
 pub(crate) struct Observer {
     /// Makes the feature's state for a recording that is starting. A forked child finds its parent's in its slot.
     pub(crate) start: Option<fn(&Options, &mut Watch)>,
-    /// Takes a new Python frame, after its definition.
+    /// Receives a new Python frame, after its definition.
     pub(crate) new_frame: Option<fn(FrameId, &FrameText<'_>)>,
     /// Reports that a call of an `nn.Module` was seen for the first time.
     pub(crate) new_module_call: Option<fn(&Watch)>,

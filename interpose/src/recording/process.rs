@@ -371,7 +371,7 @@ fn start() -> Result<Process, NotStarted> {
     }
 }
 
-/// What a recording needs from the kernel and the launcher.
+/// The parts that a recording needs from the kernel and the launcher.
 struct Parts {
     alive: &'static AtomicU32,
     segment: Segment,

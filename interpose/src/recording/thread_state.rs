@@ -67,7 +67,7 @@ impl ThreadState {
         self.is_ready.store(true, Ordering::Relaxed);
     }
 
-    /// Makes the state uninitialized. What it contains is forgotten and not freed, because it may be half written.
+    /// Makes the state uninitialized. Its content is forgotten and not freed, because it may be half written.
     ///
     /// # Safety
     ///

@@ -64,8 +64,8 @@ impl Watch {
         self.free_counts = (0..ADDRESS_SLOTS).map(|_| AtomicU16::new(0)).collect();
     }
 
-    /// Takes note of an event that is about to be written. Calls `report` if features requested a report of it, and
-    /// passes on whether as many blocks are freed as requested. [`Self::causes`] has the reasons.
+    /// Notes an event that is about to be written. Calls `report` if features requested a report of it, and passes on
+    /// whether as many blocks are freed as requested. [`Self::causes`] has the reasons.
     #[inline(always)]
     pub(crate) fn note(&self, event: &Event, report: impl FnOnce(bool)) {
         let is_free = match event.action {

@@ -5,7 +5,7 @@ use memtrace_trace::event::Flags;
 use super::{grad_mode, libraries};
 use crate::recording::thread_local::with_thread_local;
 
-/// What PyTorch knows about this point in time: whether autograd records and whether this thread runs backward.
+/// PyTorch's state at this point in time: whether autograd records and whether this thread runs backward.
 #[inline]
 pub(crate) fn current_flags() -> Flags {
     let mut flags = Flags::default();

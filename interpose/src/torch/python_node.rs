@@ -29,7 +29,7 @@ const TP_NAME: usize = 24;
 /// By how many bytes both are moved: with the GIL, and in a free-threaded build.
 const MOVED: [usize; 2] = [0, 16];
 
-/// What this process knows about `PyNode`.
+/// The facts about `PyNode` in this process.
 pub(super) struct PythonNodes {
     /// The address of `PyNode`'s vtable, 0 before the first such node.
     vtable: AtomicU64,
@@ -50,7 +50,7 @@ impl PythonNodes {
         }
     }
 
-    /// Takes the name of each C++ class when it is first seen.
+    /// Notes the name of each C++ class when it is first seen.
     pub(super) fn class_seen(&self, vtable: u64, name: &str) {
         if name == "PyNode" {
             self.vtable.store(vtable, Ordering::Relaxed);

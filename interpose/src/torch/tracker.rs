@@ -425,7 +425,7 @@ unsafe extern "C-unwind" fn on_trace_entry(_functor: *const u64, entry: *const u
     }
 }
 
-/// What is called before an out-of-memory error of a device is recorded.
+/// The function to call before an out-of-memory error of a device is recorded.
 static BEFORE_OUT_OF_MEMORY: OnceLock<fn(&mut Guard, i16)> = OnceLock::new();
 
 /// Has `call` called before each out-of-memory error of PyTorch's allocator is recorded, under its lock.
@@ -453,7 +453,7 @@ fn verify_first(guard: &mut Guard, entry: &TraceEntry) -> Option<EntryLayout> {
     }
 }
 
-/// Takes an entry of a device whose state is not known yet. The snapshot that this process takes now marks the point
+/// Handles an entry of a device whose state is not known yet. The snapshot that this process takes now marks the point
 /// from which on its entries are recorded.
 #[cold]
 fn before_the_state(entry: &TraceEntry) {

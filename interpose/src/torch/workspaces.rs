@@ -31,7 +31,7 @@ const FUNCTIONS: [&CStr; 5] = [
     c"_ZN2at4cuda22getCUDABlasLtWorkspaceEv",
     c"_ZN2at4cuda22getCUDABlasLtWorkspaceEm",
 ];
-/// The functions of one source file are beside each other. What is farther apart is a build that we do not know.
+/// The functions of one source file are beside each other. Greater distances mean a build that memtrace does not know.
 const MAX_CODE: usize = 64 << 10;
 
 /// The addresses of the functions: first and end. (0, 0) before they are searched for, (1, 1) if they are unknown. Two

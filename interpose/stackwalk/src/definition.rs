@@ -1,4 +1,4 @@
-//! What a capture reports to its caller: the text of a new frame, the position of a new stack, and losses.
+//! Reports of a capture to its caller: the text of a new frame, the position of a new stack, and losses.
 
 use std::ffi::CStr;
 
@@ -82,7 +82,7 @@ pub trait DefinitionSink {
     fn lost(&mut self, _loss: Loss) {}
 }
 
-/// What can be missing from a stack.
+/// A part that can be missing from a stack.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Loss {
     /// A frame, because a table is full. Its caller stands for it.

@@ -1,4 +1,5 @@
-//! What a walk of frames needs from an interpreter: the frames of a thread, what they stand for, and what they call.
+//! The facts that a walk of frames needs from an interpreter: the frames of a thread, their meaning, and the functions
+//! that they call.
 
 use memtrace_trace::ids::ContextId;
 
@@ -20,7 +21,7 @@ pub(super) struct RawFrame {
 /// The meaning of a frame that was determined from its text.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct IdentifiedFrame {
-    /// What the frame stands for.
+    /// The meaning of the frame.
     pub(super) meaning: FrameMeaning,
     /// Whether the key alone determines the meaning, so that it may be cached.
     pub(super) is_cacheable: bool,

@@ -23,7 +23,7 @@
 //! - Memory of returned frames may be unmapped. Only addresses from the present chain are read: the leaf from the
 //!   thread state, each next one from its callee's `previous`. The loop compares `previous` with the entry's address
 //!   and continues with *the entry's* (equal) value. So the processor's branch prediction can run ahead of the chain of
-//!   dependent loads. What it loads after a failed comparison never becomes architectural state, page faults included.
+//!   dependent loads. Loads after a failed comparison never become architectural state, page faults included.
 //!
 //! *A key stands for one text only while its code object is alive.* A frame on this thread's stack keeps its code
 //! alive, so a key from the chain is valid at that moment. But an entry may be older than the end of its code, and

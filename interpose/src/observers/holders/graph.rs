@@ -1,6 +1,6 @@
 //! Which memory the autograd graph of a tensor holds, without running an autograd node or making Python objects of it.
 //!
-//! The layouts are private to PyTorch, so each is checked at run time. What does not pass is not reported:
+//! The layouts are private to PyTorch, so each is checked at run time. A node or tensor that fails a check is left out:
 //! - *`AutogradMeta`* holds `grad_`, whose address `TensorImpl::grad()` returns, and after it `grad_fn_`.
 //! - *`Node`* inherits `std::enable_shared_from_this` until PyTorch 2.12, so its second word is its own address. Later
 //!   it inherits `c10::intrusive_ptr_target`, and the C++ type info of its class must lead to `Node`. All its edges

@@ -12,7 +12,7 @@ const MAX_KEY_CHARS: usize = 60;
 /// Fields of CPython's own classes that hold objects, which C code stores.
 const FIELDS: [&std::ffi::CStr; 6] = [c"__self__", c"__func__", c"__wrapped__", c"func", c"args", c"keywords"];
 
-/// What an object is to the one that refers to it.
+/// The role of an object for the one that refers to it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
     Plain,

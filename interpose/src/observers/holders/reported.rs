@@ -19,7 +19,7 @@ pub(super) struct Reported {
     paths: Map<u64, (u64, u16)>,
 }
 
-/// What one search says of itself.
+/// The facts that one search reports about itself.
 pub(super) struct ScanFacts {
     pub(super) seq: u64,
     pub(super) occasion: ScanOccasion,

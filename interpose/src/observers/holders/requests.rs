@@ -103,7 +103,7 @@ struct Holders {
     state: UnsafeCell<State>,
 }
 
-/// What one search keeps for the next.
+/// The state that one search keeps for the next.
 #[derive(Default)]
 struct State {
     torch: Option<TorchSymbols>,

@@ -24,7 +24,7 @@ pub(super) enum Root {
     Traceback,
 }
 
-/// What refers to an object on its path.
+/// The object that refers to another one on its path.
 #[derive(Clone, Copy)]
 pub(super) enum Parent {
     Node(u32),
@@ -226,9 +226,9 @@ impl Searcher<'_> {
 
     /// Adds what this node's object refers to. `is_in_module` says that it is a dictionary of an `nn.Module`.
     ///
-    /// What counts as a part of the object is expanded at once, and does not make a path longer: the dictionaries of an
-    /// object, and the modules inside of a module. So it does not matter whether CPython has made a dictionary of the
-    /// attributes, and a parameter belongs to its model rather than to the optimizer.
+    /// Objects that count as a part of the object are expanded at once, and do not make a path longer: the dictionaries
+    /// of an object, and the modules inside of a module. So it does not matter whether CPython has made a dictionary of
+    /// the attributes, and a parameter belongs to its model rather than to the optimizer.
     fn expand(&mut self, at: usize, is_in_module: bool, depth: usize) {
         let Some(Node { object, .. }) = self.found.nodes.get(at).copied() else { return };
         let parent = Parent::Node(at as u32);

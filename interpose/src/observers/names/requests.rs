@@ -122,8 +122,7 @@ impl Names {
         watch.report_backward(false);
     }
 
-    /// Takes note of the first call of a module. Only a program that does not train needs the earlier scan that this
-    /// schedules.
+    /// Notes the first call of a module. Only a program that does not train needs the earlier scan that this schedules.
     fn module_first_called(&self, watch: &Watch) {
         if self.is_on() && !self.is_training.load(Ordering::Relaxed) {
             let earlier = watch.frees().saturating_add(FREES_AFTER_CALL);

@@ -44,7 +44,7 @@ pub(super) struct ScanRequest<'a> {
     pub(super) step_sites: &'a StepSites,
 }
 
-/// What one scan keeps for the next.
+/// The state that one scan keeps for the next.
 #[derive(Default)]
 pub(super) struct ScanState {
     torch: Option<TorchSymbols>,
@@ -82,7 +82,7 @@ struct TensorNames {
 }
 
 impl TensorNames {
-    /// Takes the result of a walk. The error is the reason why names cannot be read.
+    /// Stores the result of a walk. The error is the reason why names cannot be read.
     fn take(&mut self, result: WalkResult) -> Result<(), &'static str> {
         self.misses += result.misses;
         self.parameters = result.parameters;

@@ -32,9 +32,9 @@ struct Attributes<'a> {
 
 /// Receives the names that a walk finds.
 pub(super) trait NameSink {
-    /// Takes a module, its class and its path. Called once for each module.
+    /// Receives a module, its class and its path. Called once for each module.
     fn module(&mut self, object: PyObjectPtr, class: &str, path: &str);
-    /// Takes a name of the memory that begins at `address`. `shape` returns data type and sizes.
+    /// Receives a name of the memory that begins at `address`. `shape` returns data type and sizes.
     fn tensor(&mut self, kind: TensorKind, name: &str, address: u64, shape: &dyn Fn() -> String);
 }
 

@@ -201,7 +201,7 @@ impl Tables {
         Some(found)
     }
 
-    /// What a symbol defines for other objects.
+    /// The definition that a symbol gives to other objects.
     fn exported(&self, symbol: &libc::Elf64_Sym) -> Option<Definition> {
         const SHN_UNDEF: u16 = 0;
         const SHN_ABS: u16 = 0xfff1;
@@ -396,7 +396,7 @@ pub fn first_symbol(name: &CStr) -> usize {
     reading.objects().find_map(|object| object.symbol(&reading, &name)).unwrap_or(0)
 }
 
-/// What [`next_symbol`] finds.
+/// The result of [`next_symbol`].
 #[derive(Clone, Copy)]
 pub struct NextSymbol {
     /// The symbol's address.

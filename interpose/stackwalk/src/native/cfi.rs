@@ -162,7 +162,7 @@ fn base_of(register: gimli::Register) -> Option<Base> {
     }
 }
 
-/// What an expression gives without reading memory.
+/// The value of an expression, computed without reading memory.
 #[derive(Clone, Copy)]
 enum Value {
     Number(i64),

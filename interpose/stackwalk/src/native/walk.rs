@@ -54,7 +54,7 @@ pub(super) struct Entry {
     pub(super) meaning: FrameMeaning,
     /// The stack up to this frame, for the caller of the walk.
     pub(super) stack: StackId,
-    /// What was read to unwind it. Unused in the outermost entry.
+    /// The offsets that were read to unwind it. Unused in the outermost entry.
     reads: ReadOffsets,
     /// Whether its `rbp` affects any caller's state.
     is_bp_used: bool,

@@ -56,7 +56,7 @@ pub(super) fn call_kind(filename: &str, name: &str) -> Option<CallKind> {
     (rest.is_empty() || rest.ends_with('/')).then_some(kind)
 }
 
-/// What this process knows about modules.
+/// The facts about modules in this process.
 pub(super) struct ModuleClasses {
     /// 0 before an object has proved to be a module.
     verified: AtomicU32,
