@@ -1,4 +1,4 @@
-"""What libraries take of the device outside PyTorch, with SIMCUDA_LIBRARY_MEMORY, and what NVML says of it."""
+"""The device memory of libraries outside PyTorch, with SIMCUDA_LIBRARY_MEMORY, and in NVML."""
 import ctypes as C
 import os
 import subprocess

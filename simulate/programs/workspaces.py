@@ -54,7 +54,7 @@ def main():
 
 
 def arguments(row):
-    """What distinguishes a convolution."""
+    """The properties that distinguish a convolution."""
     return [row[name] for name in ROWS["columns"][1:10]]
 
 

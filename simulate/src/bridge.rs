@@ -42,19 +42,19 @@ pub struct Bridge {
     pub ledger_on: extern "C" fn() -> bool,
     /// Issues the next number in the order of service.
     pub number: extern "C" fn() -> u64,
-    /// Appends a ledger line under a number. Takes UTF-8 text and its length in bytes.
+    /// Appends a ledger line under a number. Arguments: UTF-8 text and its length in bytes.
     pub append: unsafe extern "C" fn(u64, *const u8, usize),
-    /// Counts a call of a runtime allocation function and returns whether it must fail. Takes the name and its length
-    /// in bytes.
+    /// Counts a call of a runtime allocation function and returns whether it must fail. Arguments: the name and its
+    /// length in bytes.
     pub strikes: unsafe extern "C" fn(*const u8, usize) -> bool,
     /// Reports that this thread enters (true) or leaves a runtime call. Driver calls in between are marked as nested.
     pub nest: extern "C" fn(bool),
     /// Adds one unit of work to a stream.
     pub launch: extern "C" fn(u64) -> i32,
-    /// Copies bytes as work of a stream. Takes the destination, the source, the size and the stream. The caller
+    /// Copies bytes as work of a stream. Arguments: the destination, the source, the size and the stream. The caller
     /// guarantees that both ranges can be accessed.
     pub copy: unsafe extern "C" fn(u64, u64, usize, u64) -> i32,
-    /// The storage of a `__device__` variable. Takes its host address and its size in bytes.
+    /// The storage of a `__device__` variable. Arguments: its host address and its size in bytes.
     pub symbol: extern "C" fn(u64, u64) -> u64,
     /// The size in bytes of the allocation that begins at an address, or 0.
     pub size_at: extern "C" fn(u64) -> u64,
@@ -84,7 +84,7 @@ pub struct Bridge {
     pub other_process_name: unsafe extern "C" fn(u32, *mut c_char, usize) -> bool,
     /// The memory of each device that only NVML reports, in bytes.
     pub reserved_bytes: extern "C" fn() -> u64,
-    /// Counts a call of a stub. Takes its name as a C string.
+    /// Counts a call of a stub. Argument: its name as a C string.
     pub stub: unsafe extern "C" fn(*const c_char),
     /// Adds the one subscriber to calls of the driver, with its data, or removes it. Returns false if there is one
     /// already.

@@ -31,7 +31,7 @@ pub enum State {
     Checkpointed = 2,
 }
 
-/// What prevents a checkpoint, as a bit of [`Words::obstacles`].
+/// An obstacle to a checkpoint, as a bit of [`Words::obstacles`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Obstacle {
@@ -219,7 +219,7 @@ impl Remote {
         Ok(())
     }
 
-    /// Takes its device memory away.
+    /// Releases its device memory, which a restore gives back.
     ///
     /// # Errors
     ///

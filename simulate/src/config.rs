@@ -20,7 +20,7 @@ pub enum Log {
     Summary,
 }
 
-/// What distinguishes one model of GPU from another, besides its memory.
+/// The properties of a model of GPU, besides its memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Model {
     /// The device's name (`SIMCUDA_NAME`).
@@ -92,7 +92,7 @@ pub struct OtherProcess {
     pub pid: u32,
     /// The path of its program, as NVML reports it.
     pub name: String,
-    /// What it uses, in bytes.
+    /// The memory that it uses, in bytes.
     pub bytes: u64,
     /// The physical ordinal of the device.
     pub device: u32,

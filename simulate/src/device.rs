@@ -77,7 +77,7 @@ impl Device {
         self.total.saturating_sub(self.processes().iter().map(|(_, used)| used).sum())
     }
 
-    /// Takes `bytes`. Fails and takes nothing when not enough is free.
+    /// Uses `bytes`. Fails without using any if not enough is free.
     pub fn take(&mut self, bytes: u64) -> Result<()> {
         let capacity = self.total.saturating_sub(self.others.iter().map(|(_, bytes)| bytes).sum());
         let shared = self.shared.as_mut().and_then(|shared| shared.take(self.physical, bytes, capacity).ok());
@@ -88,7 +88,7 @@ impl Device {
         Ok(())
     }
 
-    /// Takes the bytes of one allocation, of which small ones may share pages. Fails and takes nothing when not enough
+    /// Uses the bytes of one allocation, of which small ones may share pages. Fails and takes nothing when not enough
     /// is free.
     pub fn take_block(&mut self, bytes: u64) -> Result<()> {
         match self.small {

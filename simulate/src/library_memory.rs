@@ -1,4 +1,5 @@
-//! What CUDA and its libraries take of a device beyond what programs allocate: the one place for these figures.
+//! The device memory that CUDA and its libraries use beyond the allocations of programs: the one place for these
+//! figures.
 //!
 //! Sources, all with PyTorch 2.11 and CUDA 13.0:
 //!
@@ -9,7 +10,7 @@
 //!
 //! The driver takes memory for kernels when the first kernel of a module is used (lazy loading, the default), or when
 //! the module is loaded (`CUDA_MODULE_LOADING=EAGER`). No call allocates it, so only the used memory of the device
-//! shows it. What libraries allocate by calls of the driver, they allocate by the same calls here.
+//! shows it. Libraries that allocate by calls of the driver use the same calls here.
 
 use crate::config::MIB;
 
@@ -184,11 +185,11 @@ impl Kernels {
     }
 }
 
-/// What a handle of cuBLAS allocates by `cuMemAlloc`, in bytes. PyTorch makes one for each thread that multiplies
+/// The allocations of a handle of cuBLAS by `cuMemAlloc`, in bytes. PyTorch makes one for each thread that multiplies
 /// matrices, so training has two: its backward pass runs in a thread of its own.
 pub const CUBLAS_HANDLE_BYTES: [u64; 3] = [64 * MIB, 128 << 10, 1 << 10];
 
-/// What a handle of cuSOLVER allocates by `cuMemAlloc`, in bytes, beside the handle of cuBLAS that it makes.
+/// The allocation of a handle of cuSOLVER by `cuMemAlloc`, in bytes, beside the handle of cuBLAS that it makes.
 pub const CUSOLVER_HANDLE_BYTES: u64 = 32 * MIB;
 
 /// The share of a stream in the memory that streams take, in bytes. PyTorch makes 128 streams with the first that a
@@ -206,7 +207,7 @@ pub const NCCL_BUFFERS_WITHOUT_NVLINK: u64 = 15;
 /// The size of a buffer of NCCL in bytes.
 pub const NCCL_BUFFER_BYTES: u64 = 2 * MIB;
 
-/// What of the memory of a process NVML attributes to no process, in bytes.
+/// The part of a process's memory that NVML attributes to no process, in bytes.
 pub const UNATTRIBUTED_BYTES: u64 = 9_240_576;
 
 /// The stack of a thread before a program sets a limit, in bytes. The memory for it is part of the context.

@@ -26,7 +26,7 @@ struct Streams {
     most: u64,
 }
 
-/// What is loaded on the devices of the process. Devices are ordinals.
+/// The kernels and modules that are loaded on the devices of the process. Devices are ordinals.
 #[derive(Debug, Default)]
 pub struct Loading {
     kernels: HashSet<(usize, Kernels)>,
@@ -121,7 +121,7 @@ impl Loading {
         self.stack_bytes.insert(ordinal, bytes);
     }
 
-    /// Takes the memory for the stacks of all threads, if a program raised their limit.
+    /// Allocates the memory for the stacks of all threads, if a program raised their limit.
     ///
     /// # Errors
     ///

@@ -10,7 +10,7 @@ use crate::device::Device;
 use crate::error::Result;
 
 const STEP: u64 = 32 * MIB;
-/// What a trim leaves is a multiple of this.
+/// The memory left by a trim is a multiple of this.
 const PAGE: u64 = 2 * MIB;
 
 /// One pool.
@@ -45,7 +45,7 @@ impl Pool {
         Pool { device, threshold: 0, used: 0, used_high: 0, reserved: 0, reserved_high: 0 }
     }
 
-    /// Takes `bytes` for an allocation. Grows the pool from its device when needed.
+    /// Uses `bytes` for an allocation. Grows the pool from its device when needed.
     pub fn take(&mut self, bytes: u64, device: &mut Device) -> Result<()> {
         let need = self.used.saturating_add(bytes);
         if need > self.reserved {

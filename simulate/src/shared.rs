@@ -43,7 +43,7 @@ pub(crate) fn started(pid: u32) -> Option<u64> {
     if has_ended { None } else { started.parse().ok() }
 }
 
-/// What one process uses.
+/// The memory that one process uses.
 #[derive(Clone, Debug)]
 struct Record {
     process: Process,
@@ -98,7 +98,7 @@ impl SharedUsage {
         SharedUsage { path, process: Process::of(pid), determined_by: pid }
     }
 
-    /// Takes all memory from the process. Returns the bytes that it used on each device.
+    /// Removes all memory from the process. Returns the bytes that it used on each device.
     ///
     /// # Errors
     ///
@@ -107,7 +107,7 @@ impl SharedUsage {
         self.change(|records, own| std::mem::replace(&mut records[own].used, [0; MAX_DEVICES]))
     }
 
-    /// Takes bytes of a device for this process, of which all processes together take `capacity` bytes at most.
+    /// Uses bytes of a device for this process, of which all processes together use `capacity` bytes at most.
     ///
     /// # Errors
     ///

@@ -164,8 +164,8 @@ const PREFIXES: [(&str, &str); 22] = [
     ("nvtx", "nvToolsExt"),
 ];
 
-/// The library of a name without a version, found by the name's beginning. What follows begins with a capital letter,
-/// or in `nvshmem_malloc` with an underscore.
+/// The library of a name without a version, found by the name's beginning. The rest of the name begins with a capital
+/// letter, or in `nvshmem_malloc` with an underscore.
 fn by_prefix(name: &str) -> Option<&'static str> {
     let begins_word = |rest: &str| rest.starts_with(|c: char| c.is_ascii_uppercase() || c == '_');
     let has_prefix = |prefix: &str| name.strip_prefix(prefix).is_some_and(begins_word);
@@ -265,7 +265,7 @@ impl Imports {
     }
 }
 
-/// What the shared libraries read so far import.
+/// The imports of the shared libraries that were read so far.
 #[derive(Default)]
 struct Found {
     libraries: BTreeMap<String, Library>,

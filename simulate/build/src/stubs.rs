@@ -6,8 +6,8 @@
 //! A stub passes a record to `simcuda_stub` of its library (`simulate/src/stub.rs` reads it) and keeps all argument
 //! registers: the number of outputs, for each its kind and argument, then the name and a NUL.
 
-/// What a stub writes: the argument's number (from 0, floating-point arguments are not counted), and the type of the 0,
-/// or a new handle.
+/// The output of a stub: the argument's number (from 0, floating-point arguments are not counted), and the type of the
+/// 0, or a new handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Output {
     /// `*(int *)argument = 0`

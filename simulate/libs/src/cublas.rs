@@ -13,9 +13,9 @@ const INVALID: c_int = 1;
 #[derive(Default)]
 #[repr(C)]
 struct Library {
-    /// What PyTorch passes to cuBLASLt, too.
+    /// The handle that PyTorch passes to cuBLASLt, too.
     handle: Handle,
-    /// What the handle allocates for itself.
+    /// The memory that the handle allocates for itself.
     memory: Vec<LinearMemory>,
 }
 

@@ -42,11 +42,11 @@ fn processes(handle: u64) -> Option<Processes> {
 
 /// The memory of a device, in bytes.
 struct Memory {
-    /// What programs can use.
+    /// The memory that programs can use.
     usable: u64,
-    /// What the driver and the firmware keep, in addition.
+    /// The memory that the driver and the firmware keep, in addition.
     reserved: u64,
-    /// What processes use.
+    /// The memory that processes use.
     used: u64,
 }
 

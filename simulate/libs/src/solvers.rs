@@ -17,7 +17,7 @@ struct Solver {
     handle: Handle,
     /// The handle of cuBLAS that it made, and the function that destroys it.
     cublas: Option<(*mut c_void, Destroy)>,
-    /// What it allocates for itself.
+    /// The memory that it allocates for itself.
     memory: Option<LinearMemory>,
 }
 

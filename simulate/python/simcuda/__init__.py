@@ -1,9 +1,9 @@
-"""What a dry run adds to PyTorch, in the process of the program: the values that kernels would have computed, as far as
-the size of allocations and the course of a program depend on them.
+"""The additions of a dry run to PyTorch, in the process of the program: the values that kernels would have computed, as
+far as the size of allocations and the course of a program depend on them.
 
 `operators` computes integers and booleans on the host and declares what depends on floating-point numbers; `values` knows
-which numbers are true; `kernels` stands in for kernels that cannot be compiled; `exceptions` notes what a program died of; `steps`
-ends it after some optimizer steps. `libraries` keeps NVIDIA's own libraries out of the process.
+which numbers are true; `kernels` replaces kernels that cannot be compiled; `exceptions` notes the error that ended a program; `steps` ends
+it after some optimizer steps. `libraries` keeps NVIDIA's own libraries out of the process.
 """
 
 import os

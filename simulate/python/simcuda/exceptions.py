@@ -1,5 +1,5 @@
-"""What the program died of, where that may be a value that a dry run does not compute, or a missing CUDA toolkit: an exception, or an
-exit with a status that means a failure.
+"""Notes the error that ended the program, if its cause may be a value that a dry run does not compute, or a missing CUDA toolkit: an
+exception, or an exit with a status that means a failure.
 """
 
 import atexit

@@ -185,7 +185,7 @@ class Computed(Kernel):
                     declared_storages.add(result)
 
     def copies_of_updated(self, arguments):
-        """What the operator updates in place, before it does."""
+        """The values that the operator updates in place, before the update."""
         tensors = {name: arguments[name] for name in self.updated}
         return {name: on_host(tensor).clone() for name, tensor in tensors.items() if is_true(tensor) and is_small(tensor)}
 

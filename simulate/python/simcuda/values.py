@@ -94,5 +94,5 @@ def unknown_like(tensor):
 
 
 def counted(tensor):
-    """What the values count as: those on the device if they are true and computed, else UNKNOWN."""
+    """The known values of a tensor: those on the device if they are true and computed, else UNKNOWN."""
     return on_host(tensor) if is_true(tensor) and is_small(tensor) else unknown_like(tensor)

@@ -13,7 +13,7 @@
 use super::element_bytes;
 use std::sync::OnceLock;
 
-/// What is computed.
+/// The result that is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// The output.
@@ -33,7 +33,7 @@ type Spatial = [u64; DIMENSIONS];
 /// A convolution.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Convolution {
-    /// What is computed.
+    /// The result that is computed.
     pub operation: Operation,
     /// The data type of the tensors, `cudnnDataType_t`.
     pub data_type: i32,
@@ -116,7 +116,7 @@ impl Convolution {
     }
 }
 
-/// What distinguishes algorithms, whatever the sizes. Only convolutions of one kind are compared.
+/// The properties that distinguish algorithms, whatever the sizes. Only convolutions of one kind are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Kind {
     operation: Operation,

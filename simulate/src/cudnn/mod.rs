@@ -1,4 +1,4 @@
-//! What cuDNN takes from its caller: the workspaces of operations, and the spaces of recurrent layers.
+//! The memory that cuDNN gets from its caller: the workspaces of operations, and the spaces of recurrent layers.
 //!
 //! cuDNN allocates next to nothing itself. It says how many bytes an operation needs, and PyTorch takes them from its
 //! caching allocator. These sizes are no part of cuDNN's documentation. The models here are derived from measurements

@@ -11,7 +11,7 @@ const MATRIX_MULTIPLICATION: u64 = 8 << 20;
 /// The alignment of a workspace's parts, in bytes.
 const ALIGNMENT: u64 = 256;
 
-/// What a layer computes.
+/// The function that a layer computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cell {
     /// One activation function, `nn.RNN`.
@@ -52,7 +52,7 @@ impl Cell {
 /// Recurrent layers on top of each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layers {
-    /// What they compute.
+    /// The function that they compute.
     pub cell: Cell,
     /// Whether the algorithm keeps the weights on the multiprocessors (`CUDNN_RNN_ALGO_PERSIST_...`).
     pub persistent: bool,

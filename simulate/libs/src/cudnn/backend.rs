@@ -83,7 +83,7 @@ struct Descriptor {
     movement: Movement,
     /// Of an operation: how the filter moves, the input, the output, and the filter.
     operands: (Option<Operation>, Movement, [Shape; 3]),
-    /// What it is about. Not known before an operation is finalized.
+    /// The convolution that the descriptor is about. Not known before an operation is finalized.
     convolution: Option<Convolution>,
     /// Of a configuration or a plan.
     algorithm: Algorithm,

@@ -34,7 +34,7 @@ pub(super) struct Communicator {
     splits: AtomicU64,
     /// `None` where the ranks share no folder.
     exchange: Option<Exchange>,
-    /// What the communicator allocates for itself.
+    /// The memory that the communicator allocates for itself.
     buffers: Vec<MappedMemory>,
 }
 
