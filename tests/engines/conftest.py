@@ -80,7 +80,7 @@ def run(*command: object, environment: Dict[str, str], **more: str) -> str:
 
 
 def report(path: Path) -> Dict[str, Any]:
-    """What `memtrace report DIR` knows of the job."""
+    """The report of the job, by `memtrace report DIR`."""
     return json.loads(run(memtrace(), "report", path, "--ranks", "--json", environment=dict(os.environ)))
 
 

@@ -46,7 +46,7 @@ def on_two_hosts(command: str, program: str) -> str:
 
 
 class Jobs:
-    """What is left of a job for each launcher."""
+    """The files that a job leaves for each launcher."""
 
     PROGRAMS = {
         "torchrun": f"{ROOT}/tests/programs/distributed/hosts.py $FOLDER",

@@ -731,7 +731,7 @@ async def a_run_does_not_outlive_its_client(runs):
 
 
 class Collector(http.server.BaseHTTPRequestHandler):
-    """Takes what OTLP's exporters send, over HTTP."""
+    """Receives the requests of OTLP's exporters, over HTTP."""
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))

@@ -15,7 +15,7 @@ use crate::traced_program::{Run, TracedProgram, on_gpu, packages, root};
 /// The exit status of a program that cannot make a change.
 const CANNOT: i32 = 3;
 
-/// What the program does with the suggested change.
+/// The outcome of the program with the suggested change.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Changed {
     /// It runs; its peak in bytes.
@@ -43,7 +43,7 @@ pub struct Outcome {
     pub announced: Option<u64>,
     /// The announced answer whether the program fits into the device's memory.
     pub announced_fit: Option<bool>,
-    /// What happens.
+    /// The outcome.
     pub changed: Changed,
 }
 

@@ -17,7 +17,7 @@ pub struct Tracee {
     memory: File,
 }
 
-/// What a tracee did before it stopped.
+/// The event at which a tracee stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change {
     /// It is about to receive this signal.

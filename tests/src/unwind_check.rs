@@ -15,7 +15,7 @@ pub struct UnwindCheck {
     results: tempfile::NamedTempFile,
 }
 
-/// What was compared, in all processes.
+/// The stacks that were compared, in all processes.
 #[derive(Debug)]
 pub struct ComparedStacks {
     /// The stacks that were compared.
@@ -49,7 +49,7 @@ impl UnwindCheck {
         program.preload(&library()).env(VARIABLE, self.results.path())
     }
 
-    /// What was compared so far.
+    /// The stacks that were compared so far.
     pub fn compared_stacks(&self) -> ComparedStacks {
         let bytes = std::fs::read(self.results.path()).expect("the results");
         let (numbers, text) = bytes.split_at(4 * size_of::<u64>());
@@ -64,7 +64,7 @@ impl UnwindCheck {
         }
     }
 
-    /// What was compared so far. Panics if a stack differs.
+    /// The stacks that were compared so far. Panics if a stack differs.
     #[track_caller]
     pub fn equal_stacks(&self) -> ComparedStacks {
         let found = self.compared_stacks();

@@ -1,4 +1,4 @@
-//! What any client may send to the servers of `--metrics` and `open --serve`.
+//! The bytes that any client may send to the servers of `--metrics` and `open --serve`.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-"""Takes memory of each kind on a GPU, and prints what the driver and PyTorch report at the end.
+"""Allocates memory of each kind on a GPU, and prints what the driver and PyTorch report at the end.
 
 RUN_FOLDER names memtrace's run folder. The program waits there for the first sample of NVML, which has to be older than the
 program's use of the GPU.

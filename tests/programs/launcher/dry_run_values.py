@@ -88,7 +88,7 @@ def suppression():
 
 
 def environment():
-    """What the program can see of the modules that a dry run loads."""
+    """The effects that the program can see of the modules that a dry run loads."""
     return {"is_customized": getattr(builtins, "is_customized", False), "loss": torch.randn(4, device=DEVICE).mean().item(),
             "foreign_paths": [path for path in sys.path if "simulated" in path]}
 

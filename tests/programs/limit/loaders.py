@@ -19,7 +19,7 @@ class Rows(Dataset):
 
 
 def allocate():
-    """Takes a segment of the device, and gives it back."""
+    """Allocates a segment on the device, and frees it."""
     torch.empty(32 << 20, dtype=torch.uint8, device="cuda")
     torch.cuda.empty_cache()
 

@@ -129,7 +129,7 @@ enum Target {
     Item(usize),
 }
 
-/// What a name in a module stands for.
+/// The item that a name in a module stands for.
 enum Binding {
     /// A child module.
     Child(usize),
@@ -297,8 +297,8 @@ impl ModuleTree<'_> {
         Some(Target::Module(at))
     }
 
-    /// What `name` stands for in a module. `None` if the module has no such name. `visiting` ends the search in
-    /// imports that refer to each other.
+    /// The item that `name` stands for in a module. `None` if the module has no such name. `visiting` ends the search
+    /// in imports that refer to each other.
     fn binding(&self, index: usize, name: &str, visiting: &mut HashSet<(usize, String)>) -> Option<Binding> {
         let module = &self.modules[index];
         if let Some(child) = module.children.get(name) {

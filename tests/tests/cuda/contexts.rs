@@ -8,7 +8,7 @@ use memtrace_trace::event::{Action, UsageOccasion};
 use memtrace_trace::ids::StackId;
 
 const MIB: u64 = 1 << 20;
-/// What a context takes here, in MiB.
+/// The memory that a context uses here, in MiB.
 const CONTEXT: u64 = 527;
 
 /// `lookup`: how the program finds the functions.

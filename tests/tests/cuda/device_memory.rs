@@ -4,9 +4,9 @@ use memtrace_tests::traced_program::{TracedProgram, root};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
-/// What a context takes here, in bytes.
+/// The memory that a context uses here, in bytes.
 const CONTEXT: u64 = 527 * MIB;
-/// What another process uses, in bytes.
+/// The memory that another process uses, in bytes.
 const OTHER: u64 = 1 << 30;
 
 /// Runs the program over a simulated CUDA that takes memory as a real one. Returns the device of `summary.json`, and

@@ -1,4 +1,4 @@
-//! What `memtrace attach` must not do to the process: end its children, stop it, change its signals, take its
+//! Effects that `memtrace attach` must not have on the process: end its children, stop it, change its signals, take its
 //! addresses.
 
 use std::fmt::Display;
@@ -190,8 +190,8 @@ fn the_end_of_the_injector_at_any_time_is_not_noticed() {
     kill_injectors(0..12);
 }
 
-/// Kills the process that attaches at a moment that depends on the seed. What it has begun, the program completes by
-/// itself.
+/// Kills the process that attaches at a moment that depends on the seed. The program completes by itself the steps that
+/// the killed process has begun.
 fn kill_injectors(seeds: std::ops::Range<u64>) {
     let mut helped = Helped::start(0.001);
     let before = helped.ask("signals");

@@ -1,4 +1,4 @@
-//! What the program of a dry run leaves for memtrace: pipes, links, files without an end, folders in the place of
+//! Files that the program of a dry run leaves for memtrace: pipes, links, files without an end, folders in the place of
 //! others. No PyTorch is needed: the programs are shell scripts.
 
 use std::io::Read;

@@ -19,7 +19,7 @@ fn dry_run(folder: &Path, options: &[&str], part: &str) -> Output {
     output(&mut command)
 }
 
-/// What the part prints.
+/// The values that the part prints.
 fn printed(options: &[&str], part: &str) -> Value {
     let folder = tempfile::tempdir().unwrap();
     let output = dry_run(folder.path(), options, part);

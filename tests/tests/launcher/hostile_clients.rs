@@ -44,7 +44,7 @@ impl Attack {
         Attack { client: Running::start(&mut command), _folder: folder }
     }
 
-    /// What the client prints until it has executed all words.
+    /// The lines that the client prints until it has executed all words.
     fn done(&mut self) -> Vec<String> {
         let lines = std::iter::from_fn(|| Some(self.client.line()).filter(|line| line != "done" && !line.is_empty()));
         lines.collect()

@@ -1,5 +1,5 @@
-//! What the reading commands accept as input, and on which stack they run: paths that are no run end each command with
-//! an error, and a small stack limit changes nothing.
+//! The input that the reading commands accept, and the stack on which they run: paths that are no run end each command
+//! with an error, and a small stack limit changes nothing.
 
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;

@@ -1,5 +1,5 @@
 //! `memtrace suspend` and `memtrace resume` over a driver that has the checkpoint functions alone
-//! (`programs/launcher/checkpoint.c`). What a real driver does: docs/dev/gpu.md.
+//! (`programs/launcher/checkpoint.c`). docs/dev/gpu.md describes a real driver.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Output, Stdio};

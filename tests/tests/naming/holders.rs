@@ -16,7 +16,7 @@ fn traced(program: &str) -> TracedProgram {
     TracedProgram::python(&format!("holders/{program}"), &[]).option("--holders")
 }
 
-/// What the last scan has found: the size in MiB of the memory that each path holds.
+/// The result of the last scan: the size in MiB of the memory that each path holds.
 fn held_at_the_end(run: &Run) -> BTreeMap<String, u64> {
     let opened = open_run(run.trace().path()).expect("a readable trace");
     let trace = run.trace();
@@ -107,7 +107,7 @@ fn local_variables_at_an_out_of_memory_error() {
     );
 }
 
-/// What autograd graphs hold is found without making Python objects of their nodes.
+/// Tensors that autograd graphs hold are found without making Python objects of their nodes.
 #[track_caller]
 fn check_kept_graphs(versions: Versions) -> TracedProgram {
     let meter = TracedProgram::python("issues/meter.py", &[]).on(versions);

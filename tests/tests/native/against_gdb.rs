@@ -198,7 +198,7 @@ fn a_library_at_a_reused_address_has_its_own_frames() {
     assert_eq!(compared, 12);
 }
 
-/// What takes long.
+/// Tests that take long.
 mod exhaustive {
     use super::*;
 

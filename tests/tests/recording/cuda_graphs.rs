@@ -1,4 +1,4 @@
-//! What CUDA graphs and private memory pools cost, against PyTorch's own snapshot at each capture.
+//! The cost of CUDA graphs and private memory pools, against PyTorch's own snapshot at each capture.
 
 use memtrace_tests::snapshots::summary;
 use memtrace_tests::traced_program::{Run, TracedProgram};

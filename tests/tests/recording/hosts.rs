@@ -39,7 +39,7 @@ fn torchrun(folder: &Path) -> Option<Output> {
     Some(output)
 }
 
-/// What PyTorch measured in each rank.
+/// The figures that PyTorch measured in each rank.
 fn measured(folder: &Path) -> BTreeMap<u64, Value> {
     let read = |rank: u64| {
         let text = std::fs::read_to_string(folder.join(format!("{rank}.json"))).unwrap();

@@ -89,7 +89,7 @@ fn an_interrupted_step_is_estimated() {
     is_near(bytes(&estimate["needed_bytes"]), measured);
 }
 
-/// What the report says of allocator settings and the rest of the step is what the program then does: with the setting
+/// The report's statements about allocator settings and the rest of the step come true in the program: with the setting
 /// it fits, or it lacks about the bytes that the report says.
 #[test]
 fn settings_are_replayed_to_the_end_of_the_step() {

@@ -9,8 +9,8 @@ use serde_json::Value;
 
 /// The id of another process on the GPU.
 const OTHER_PID: &str = "1987654321";
-/// What must be in no file of the copy: names of the test's folder, job and processes, and of the program that XLA
-/// compiled.
+/// The words that must be in no file of the copy: names of the test's folder, job and processes, and of the program
+/// that XLA compiled.
 const SECRETS: [&str; 4] = ["acme", OTHER_PID, "me/train.py", "jit_train_step"];
 
 /// All files below a folder, as paths from there.

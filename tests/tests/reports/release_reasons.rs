@@ -7,7 +7,7 @@ use memtrace_tests::ledger;
 use memtrace_tests::traced_program::{Run, TracedProgram, memtrace};
 use serde_json::Value;
 
-/// What a context takes here, in bytes.
+/// The memory that a context uses here, in bytes.
 const CONTEXT: u64 = 527 << 20;
 
 fn text(run: &Run, arguments: &[&str]) -> String {
@@ -15,7 +15,7 @@ fn text(run: &Run, arguments: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// What the summary says about a point of the only device.
+/// The summary's entry for a point of the only device.
 fn released(run: &Run, point: &str) -> Value {
     let summary: Value = serde_json::from_str(&text(run, &["--json", "--released-after", point])).expect("JSON");
     let points = summary["processes"][0]["devices"][0]["released"].as_array().unwrap();

@@ -1,4 +1,5 @@
-//! What stayed on the device after a program had released memory, against what the program itself printed.
+//! The memory that stayed on the device after a program had released memory, against the figures that the program
+//! itself printed.
 
 use std::process::{Command, Output};
 use std::sync::LazyLock;
@@ -35,7 +36,7 @@ fn result(point: &str, max: u64) -> Value {
     report["results"][0].clone()
 }
 
-/// What the summary says about a point of the only device.
+/// The summary's entry for a point of the only device.
 fn released(point: &str) -> Value {
     let output = Command::new(memtrace())
         .arg("report")

@@ -14,7 +14,7 @@ use memtrace_tests::tracee::{Change, Follow, Tracee};
 /// The number of programs at once.
 const AT_ONCE: usize = 3;
 
-/// What a process has left that was killed.
+/// The progress of a process when it was killed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Left {
     /// It had not allocated.

@@ -1,8 +1,8 @@
 //! A disk that fills up and has space again later, as when another job's files are removed.
 //!
 //! The recording of a process ends where a write fails: without the frees in between, later events would give a wrong
-//! picture. What is missing is counted, the file stays readable, and processes that start afterwards are recorded in
-//! full. The oracle is the simulated CUDA's ledger.
+//! picture. The missing events are counted, the file stays readable, and processes that start afterwards are recorded
+//! in full. The oracle is the simulated CUDA's ledger.
 
 use crate::crash_support::*;
 use memtrace_tests::ledger::{assert_beginning, assert_equal, calls_of, pid};

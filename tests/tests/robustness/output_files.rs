@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 use crate::launcher_support::*;
 
 const INTRUDER: &str = env!("CARGO_BIN_EXE_intruder");
-/// What an older file has.
+/// The content of an older file.
 const OLDER: &[u8] = b"older\n";
 
 /// A recorded run.
@@ -119,7 +119,8 @@ fn a_snapshot_of_a_running_program_is_complete_or_missing() {
     }
 }
 
-/// What cannot be written is named, not what is read. What is read is named where it is the reason.
+/// The error names the file that cannot be written, not the one that is read. It names the one that is read if that is
+/// the reason.
 #[test]
 fn redact_names_the_file_that_fails() {
     let folder = tempfile::tempdir().unwrap();

@@ -347,7 +347,7 @@ fn the_page_of_the_command_line_lists_every_option() {
     assert!(left.is_empty(), "commands without a section: {left:?}");
 }
 
-/// What the calls work on.
+/// The files and runs that the calls work on.
 struct Fixture {
     folder: tempfile::TempDir,
     programs: ProgramFolder,

@@ -36,7 +36,7 @@ struct Sanitizer {
     options: &'static [&'static str],
     /// The argument with which the program makes an error.
     error: &'static str,
-    /// What the sanitizer prints about that error.
+    /// The text that the sanitizer prints about that error.
     expected: &'static str,
 }
 

@@ -1,6 +1,6 @@
 //! A launcher that is stopped (SIGSTOP) for a long time: it sleeps in a debugger, or its shell's job control holds it.
 //!
-//! What happens meanwhile is recorded or counted. `crash_bounds` measures the delays of one process.
+//! Events during the stop are recorded or counted. `crash_bounds` measures the delays of one process.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What the comparisons found, in a file that all processes of a run map. So no way to end a process loses it.
+//! The results of the comparisons, in a file that all processes of a run map. So no way to end a process loses it.
 //!
 //! The file has 4096 bytes: the numbers of [`Results`] in the byte order of the machine, then the text, filled up with
 //! zeros.

@@ -64,7 +64,7 @@ pub(crate) fn compare_stack() {
     });
 }
 
-/// What the threads of a process share. It is never freed.
+/// The state that the threads of a process share. It is never freed.
 struct Process {
     id: libc::pid_t,
     results: &'static Results,

@@ -33,7 +33,7 @@ fn weights(stream: &Arc<CudaStream>) -> Outcome<CudaSlice<f32>> {
     witnessed(|| stream.clone_htod(&host))
 }
 
-/// What one step of a training keeps.
+/// The tensors that one step of a training keeps.
 #[inline(never)]
 fn activations(stream: &Arc<CudaStream>, step: usize) -> Outcome<CudaSlice<f32>> {
     witnessed(|| stream.alloc_zeros::<f32>((step + 1) << 18))

@@ -1,1 +1,1 @@
-"""What a dry run uses of FlashInfer: its modules of kernels, which it compiles with nvcc."""
+"""The parts of FlashInfer that a dry run uses: its modules of kernels, which it compiles with nvcc."""
