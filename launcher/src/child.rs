@@ -81,7 +81,7 @@ impl Child {
         }
     }
 
-    /// What the kernel reports now. `None` when that is nothing.
+    /// The kernel's report now. `None` when that is nothing.
     fn wait(&self, options: WaitIdOptions) -> Option<WaitIdStatus> {
         waitid(WaitId::Pid(self.pid), options | WaitIdOptions::NOHANG).ok().flatten()
     }

@@ -160,7 +160,7 @@ pub(crate) struct DryRun {
     /// The number of GPUs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) gpus: u32,
-    /// What `x > 0`, of values that no kernel computed, is true for, and so what masks and nonzero select
+    /// The result of `x > 0` for values that no kernel computed, and so the share that masks and nonzero select
     #[arg(long, value_name = "SHARE", value_enum, default_value_t)]
     pub(crate) nonzero: Nonzero,
     /// End the program, and its child processes, after this many steps of each optimizer
@@ -671,7 +671,7 @@ pub(crate) struct Kernel {
     pub(crate) command: KernelCommand,
 }
 
-/// What `memtrace kernel` does.
+/// The subcommands of `memtrace kernel`.
 #[derive(Subcommand, Debug)]
 pub(crate) enum KernelCommand {
     /// Install a Jupyter kernel that memtrace records
@@ -816,9 +816,9 @@ pub(crate) struct Run {
     pub(crate) recording: RecordingOptions,
     /// Keep only the newest part of each process's trace: 10GiB of it, or the last 24h
     ///
-    /// Older events are dropped while the program runs. What they left in use is kept: the blocks with their stacks,
-    /// names and categories, the segments, and the open ranges. A trace that reaches the size is rewritten,
-    /// and its newest half stays; it grows meanwhile. With a time, events are dropped when they are older by a quarter.
+    /// Older events are dropped while the program runs. Blocks that they left in use are kept with their stacks, names
+    /// and categories, as are the segments and the open ranges. A trace that reaches the size is rewritten, and its
+    /// newest half stays; it grows meanwhile. With a time, events are dropped when they are older by a quarter.
     #[arg(long, value_name = "SIZE|TIME", value_parser = kept)]
     pub(crate) keep: Option<Kept>,
     /// Write the objects of reference cycles that held tensors to cycle-N.html; this adds a function to gc.callbacks
@@ -834,7 +834,7 @@ pub(crate) struct Run {
     /// interpreter ends. It runs none of the program's code.
     #[arg(long)]
     pub(crate) holders: bool,
-    /// What to do about the memory pools of JAX and CuPy (docs/how-to/jax-and-cupy.md)
+    /// How to handle the memory pools of JAX and CuPy (docs/how-to/jax-and-cupy.md)
     #[arg(long, value_enum, default_value_t = Pools::Keep)]
     pub(crate) pools: Pools,
     /// Let XLA write the buffer assignment of each program that it compiles into the run folder; this sets XLA_FLAGS
@@ -870,7 +870,7 @@ pub(crate) struct Run {
     pub(crate) command: Vec<OsString>,
 }
 
-/// What `memtrace run` and `memtrace attach` record.
+/// Options for recording, in `memtrace run` and `memtrace attach`.
 #[derive(Args, Debug)]
 pub(crate) struct RecordingOptions {
     /// Which call stacks to record
@@ -887,7 +887,7 @@ pub(crate) struct RecordingOptions {
     pub(crate) no_device_usage: bool,
 }
 
-/// What the end-of-run summary prints and writes.
+/// Options for the end-of-run summary and its files.
 #[derive(Args, Debug)]
 pub(crate) struct EndSummaryOptions {
     /// Print only errors and warnings

@@ -12,7 +12,7 @@ enum Figure {
     Used,
 }
 
-/// What a [`Figure`] is compared with.
+/// The limit that a [`Figure`] is compared with.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Limit {
     Bytes(u64),

@@ -1,5 +1,5 @@
-//! What other memtrace commands ask the launcher of a running recording: which processes it records, and to write out
-//! what they have published. They connect to the socket that the traced processes use too.
+//! Requests of other memtrace commands to the launcher of a running recording: which processes it records, and to write
+//! out what they have published. They connect to the socket that the traced processes use too.
 //!
 //! The traced processes take no part in this. The messages are the same in every version of memtrace that has them, so
 //! a newer `memtrace live` can read the recording of an older launcher.

@@ -24,7 +24,7 @@ const UNWRITTEN: &str = "unwritten";
 pub(crate) const USE_DRY_RUN: &str = "this machine has no NVIDIA driver; `memtrace dry-run -- COMMAND` runs the \
     command over a simulated GPU";
 
-/// What the end-of-run summary prints and writes.
+/// The options of the end-of-run summary: its output and its files.
 #[derive(Clone, Debug)]
 pub(crate) struct SummaryOptions {
     /// Print only errors and warnings.
@@ -40,7 +40,7 @@ pub(crate) struct SummaryOptions {
 }
 
 impl SummaryOptions {
-    /// What the command line asks for.
+    /// Reads the options of the command line.
     pub(crate) fn new(options: &EndSummaryOptions, custom_rules: Option<Arc<CustomRules>>) -> SummaryOptions {
         let EndSummaryOptions { quiet, verbose, no_snapshot } = *options;
         SummaryOptions { quiet, verbose, no_snapshot, suggests_dry_run: false, custom_rules }

@@ -20,7 +20,7 @@ use crate::message::WithHelp;
 
 /// The mode bits of users other than the owner.
 const OTHERS_MODE: u32 = 0o077;
-/// What to do when the folder cannot be used.
+/// The help if the folder cannot be used.
 pub(crate) const CHOOSE_ANOTHER: &str = "choose another folder with -o";
 
 /// A new run folder and whether it is private.

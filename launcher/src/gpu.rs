@@ -88,7 +88,7 @@ fn query_in_child() -> Option<String> {
     answered.then_some(answer)
 }
 
-/// What the child does: writes its answer.
+/// Writes the answer, in the child.
 fn answer_and_exit(writer: &OwnedFd) -> ! {
     // The driver's own output is not for the user.
     if let Ok(null) = File::options().read(true).write(true).open("/dev/null") {

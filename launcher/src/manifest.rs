@@ -147,7 +147,7 @@ impl RunManifest {
         }
     }
 
-    /// What the end-of-run summary adds if nothing was recorded: the processes of which no problem speaks.
+    /// The notes that the end-of-run summary adds if nothing was recorded: the processes that no problem names.
     pub(crate) fn notes_for_nothing(&self) -> Vec<Problem> {
         let without_cuda: Vec<_> = self.unrecordable.iter().filter(|process| !process.uses_cuda).cloned().collect();
         let groups = unrecordable::by_obstacle(&without_cuda);

@@ -92,7 +92,7 @@ impl fmt::Display for WithHelp {
 
 impl std::error::Error for WithHelp {}
 
-/// What the user can do about an error. `None` when no cause of it says that.
+/// The help for an error. `None` when no cause of it says that.
 pub(crate) fn help_of(error: &anyhow::Error) -> Option<String> {
     let ours = error.downcast_ref::<WithHelp>().map(|e| e.help.clone());
     ours.or_else(|| error.downcast_ref::<memtrace_analysis::Error>()?.help().map(str::to_owned))

@@ -71,7 +71,7 @@ pub(crate) fn server_address(text: &str) -> Result<Address, String> {
     .ok_or_else(|| "expected an address such as 127.0.0.1:9400, or unix:PATH".to_owned())
 }
 
-/// What the traces of a recording keep.
+/// The part of a recording that its traces keep.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kept {
     /// The newest events that take this many bytes.

@@ -18,7 +18,7 @@ pub(crate) enum Stream {
     Stderr,
 }
 
-/// What is printed, and so how it is made printable.
+/// The kind of printed content, and so how it is made printable.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Printed<'a> {
     /// Lines of text.
@@ -77,7 +77,7 @@ impl AsFd for Stream {
 }
 
 impl<'a> Printed<'a> {
-    /// What it is, for a file.
+    /// The content as bytes, for a file.
     pub(crate) fn content(self) -> &'a [u8] {
         match self {
             Printed::Text(text) | Printed::Styled(text) | Printed::Json(text) | Printed::Annotations(text) => {

@@ -2,8 +2,8 @@
 //! of the files that a user names.
 //!
 //! Code is loaded from some of them, also by root. So each is entered by descriptor, name by name from a folder that no
-//! other user can replace, and no link is followed. What is created has an explicit mode, whatever the umask. What
-//! exists is used only if it belongs to this user and no other user can write to it.
+//! other user can replace, and no link is followed. A folder that is created has an explicit mode, whatever the umask.
+//! An existing one is used only if it belongs to this user and no other user can write to it.
 
 use std::ffi::OsStr;
 use std::fs::{DirBuilder, File, Metadata};

@@ -47,7 +47,7 @@ const MAX_TRACKED: usize = 65_536;
 /// The maximum number of processes that are listed.
 const MAX_LISTED: usize = 256;
 
-/// What the launcher put into the environment of the command.
+/// The settings of the launcher in the environment of the command.
 #[derive(Clone, Debug)]
 pub(crate) struct CommandEnvironment {
     /// The library in `LD_PRELOAD`.
@@ -56,7 +56,7 @@ pub(crate) struct CommandEnvironment {
     pub(crate) filters: u32,
 }
 
-/// What the watch has found.
+/// The results of the watch.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Watched {
     /// The processes that cannot be recorded, at most [`MAX_LISTED`].
@@ -68,7 +68,7 @@ pub(crate) struct Watched {
     pub(crate) discovery: Discovery,
 }
 
-/// What the thread has found.
+/// The results of the thread.
 #[derive(Clone, Default, Debug)]
 struct Found {
     watched: Watched,
@@ -290,7 +290,7 @@ impl TrackedProcess {
     }
 }
 
-/// What is known of the library from the names that a program has set.
+/// The state of the library's announcement, from the names that a program has set.
 #[derive(Clone, Copy, Default)]
 struct Announcement {
     last: Option<[u8; 16]>,

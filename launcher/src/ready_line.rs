@@ -16,7 +16,7 @@ use rustix::io::Errno;
 
 use crate::output::Stream;
 
-/// The maximum length of a line in bytes. What follows in it is not examined.
+/// The maximum length of a line in bytes. The rest of a longer line is not examined.
 const MAX_LINE: usize = 64 << 10;
 /// How often a thread looks whether the command has ended, in nanoseconds.
 const INTERVAL_NS: i64 = 50_000_000;

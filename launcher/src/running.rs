@@ -18,7 +18,7 @@ use crate::inquiry::{self, Reply};
 use crate::message::WithHelp;
 use crate::proc::ProcessDir;
 
-/// What to do about a process that is not recorded.
+/// The help about a process that is not recorded.
 pub(crate) const START_IT: &str = "start the program with memtrace: memtrace -- COMMAND";
 
 /// A running recording.
@@ -26,11 +26,11 @@ pub(crate) const START_IT: &str = "start the program with memtrace: memtrace -- 
 pub(crate) struct Recording {
     /// The name of the session, by which the launcher is found again.
     session: String,
-    /// What the launcher said last.
+    /// The last answer of the launcher.
     pub(crate) answer: Answer,
 }
 
-/// What a user selects: a running recording, or one of its processes.
+/// The user's selection: a running recording, or one of its processes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Selected {
     pub(crate) recording: Recording,

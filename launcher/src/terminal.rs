@@ -1,4 +1,4 @@
-//! What the terminal shows: a progress line on stderr, and the layout of text reports.
+//! The terminal: a progress line on stderr, and the layout of text reports.
 
 use std::time::{Duration, Instant};
 

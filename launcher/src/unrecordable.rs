@@ -64,7 +64,7 @@ impl Obstacle {
         }
     }
 
-    /// What to do so that such a process is recorded.
+    /// The action after which such a process is recorded.
     pub(crate) fn fix(self) -> &'static str {
         match self {
             Obstacle::OtherUser => "run memtrace as that user: sudo -u USER memtrace -- COMMAND",

@@ -71,7 +71,7 @@ class Memory(Mapping[int, DeviceMemory]):
 
 @dataclass(frozen=True)
 class LineFigures:
-    """What one source line did to the memory of a device, in bytes."""
+    """The memory use of one source line on a device, in bytes."""
 
     line: int
     text: str
@@ -85,7 +85,7 @@ class LineFigures:
     freed_bytes: int
     allocations: int
     frees: int
-    #: What the backward pass of the line's calls allocated.
+    #: The bytes that the backward pass of the line's calls allocated.
     backward_bytes: int
     #: By the names of ``torch.cuda.memory_stats``, such as ``active_bytes.all.peak``. Empty unless requested.
     statistics: Mapping[str, int] = field(default_factory=dict)
@@ -130,10 +130,10 @@ class RangeMemory:
 
 @dataclass(frozen=True)
 class RangeReport:
-    """What the recording so far has of the ranges of one name."""
+    """The memory use of the ranges of one name, in the recording so far."""
 
     devices: Mapping[int, RangeMemory]
-    #: What the recording lacks, by the names of summary.json.
+    #: The losses of the recording, by the names of summary.json.
     losses: Mapping[str, int]
 
 
@@ -218,7 +218,7 @@ def code_of(function: Function) -> types.CodeType:
 def lines(
     function: Function, *, device: Optional[int] = None, within: Optional[str] = None, statistics: bool = False
 ) -> List[LineFigures]:
-    """What each line of a function has done to GPU memory so far, in the order of lines.
+    """The GPU memory use of each line of a function so far, in the order of lines.
 
     Lines without an allocation or a free are left out. ``device`` is a GPU's number, -1 for the CPU; by default, the
     device with the highest peak. ``within`` counts only what happened in ranges of :func:`annotate` with this name.

@@ -36,7 +36,7 @@ _REPORT_HEIGHT, _LINES_HEIGHTS, _ROW_HEIGHT = 720, (240, 560), 26
 _SHORT = "f:c:Drg:qT:t"
 _LONG = ("function=", "column=", "no_default_columns", "return-profiler", "gpu=", "quiet", "dump-profile=", "timeline")
 
-#: What `%memtrace?` shows.
+#: The text of `%memtrace?`.
 _HELP = """Shows what each line of a statement or of a cell does to GPU memory.
 
     %memtrace [OPTIONS] STATEMENT
@@ -147,7 +147,7 @@ class Page:
 
 @dataclass(frozen=True, repr=False)
 class CellReport:
-    """What a magic shows: pages in a notebook, text elsewhere (``str()``)."""
+    """The output of a magic: pages in a notebook, text elsewhere (``str()``)."""
 
     text: str
     pages: Sequence[Page] = ()

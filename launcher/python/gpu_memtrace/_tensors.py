@@ -119,7 +119,7 @@ class _Block(NamedTuple):
 
 
 class _Description(NamedTuple):
-    """What the recording knows about a block."""
+    """A block in the recording."""
 
     what: str
     category: Optional[str]
@@ -364,7 +364,7 @@ def _storage_rows(seen: List[_Seen]) -> List[TensorRow]:
 
 
 def _descriptions(has_blocks: bool) -> Tuple[Dict[Tuple[int, int, int], _Description], List[str]]:
-    """What the recording knows about allocated blocks, by device, address and size."""
+    """The allocated blocks in the recording, by device, address and size."""
     if not has_blocks:
         return {}, []
     if _library.library is None:

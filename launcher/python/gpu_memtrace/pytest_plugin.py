@@ -141,7 +141,7 @@ class _Limits:
         return cls(limits, device, visible) if limits or visible is not None else None
 
     def exceeded(self, devices: Mapping[int, RangeMemory]) -> List[str]:
-        """What exceeds a limit, a line each."""
+        """The exceeded limits, a line each."""
         lines = []
         for number, memory in sorted(devices.items()):
             if number != self.device if self.device is not None else number < 0:

@@ -41,7 +41,7 @@ pub(crate) use self::traced_process::TracedProcess;
 /// The longest answer of the injector, in bytes.
 const MAX_ANSWER: u64 = 64 * 1024;
 
-/// What the injector answers.
+/// The injector's answer.
 #[derive(Serialize, Deserialize, Debug)]
 enum Answer {
     Done(Stopped),

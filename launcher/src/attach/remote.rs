@@ -105,7 +105,7 @@ fn source(request: Request<'_>, result: &Path) -> Option<String> {
     ))
 }
 
-/// What the script has written, if it is complete.
+/// The outcome that the script has written, if it is complete.
 fn read(folder: &PrivateFolder) -> Option<Result<Stopped, String>> {
     let text = folder.read(RESULT, MAX_ANSWER).ok()?;
     let text = String::from_utf8_lossy(&text);

@@ -28,7 +28,7 @@ const LIBRARY_VARIABLES: [&str; 2] = ["memtrace_attach_ready", "memtrace_attach_
 /// `PY_VERSION_HEX` of the first version that has `sys.remote_exec`.
 const FIRST_VERSION: u64 = 0x030e_0000;
 
-/// What the injection needs to know about a process.
+/// The facts about a process that the injection needs.
 #[derive(Debug)]
 pub(crate) struct TracedProcess {
     pub(super) pid: u32,
@@ -176,7 +176,7 @@ fn status_field(pid: &str, name: &str) -> Option<String> {
     status.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim().to_owned()))
 }
 
-/// What prevents recording and can be known without tracing.
+/// Checks for obstacles to recording that are known without tracing.
 fn check(pid: u32, library: &Path) -> anyhow::Result<()> {
     let cannot = |why: &str| format!("cannot attach to process {pid}: {why}");
     let process = ProcessDir::of(pid);

@@ -148,7 +148,7 @@ fn wait_for_state(drain: &Drain, signals: &EndSignals, ended: &impl AsFd) {
     while !drain.is_state_known() && Instant::now() < until && !wait(signals, ended, Some(Instant::now() + PAUSE)) {}
 }
 
-/// What the library's function has returned.
+/// Checks the value that the library's function has returned.
 fn check(pid: u32, stopped: Stopped) -> anyhow::Result<()> {
     match stopped.result {
         0 => Ok(()),
@@ -160,7 +160,7 @@ fn check(pid: u32, stopped: Stopped) -> anyhow::Result<()> {
     }
 }
 
-/// What the library says about the state that was there before, if it is not complete.
+/// The library's notices about the state that was there before, if it is not complete.
 fn notices(outcome: &Outcome, pid: u32) -> Vec<String> {
     let of_process = |one: &&Recorded| one.pid == pid;
     let all = outcome.recorded.iter().filter(of_process).flat_map(|one| &one.notices);

@@ -16,7 +16,7 @@ use crate::message::{self, WithHelp};
 
 /// The program that the Python of the kernel runs.
 const SCRIPT: &str = include_str!("kernel.py");
-/// What to do when the Python cannot run it.
+/// The help if the Python cannot run it.
 const NAME_PYTHON: &str = "name the Python of your notebooks: --python PATH";
 
 /// The answer of [`SCRIPT`].

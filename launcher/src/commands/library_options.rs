@@ -42,7 +42,7 @@ fn of_recording(recording: &RecordingOptions, token: String, folder: &Path, has_
     })
 }
 
-/// The limit for the command. What other programs use now, on GPUs of this machine, does not count.
+/// The limit for the command. The present use of GPUs of this machine by other programs does not count.
 fn limit(bytes: u64, is_simulated: bool) -> Limit {
     Limit { bytes, others: if is_simulated { Vec::new() } else { device_samples::used_now() } }
 }

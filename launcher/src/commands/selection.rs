@@ -6,7 +6,7 @@ use memtrace_analysis::{Process, Run};
 
 use crate::message::WithHelp;
 
-/// What `--rank`, `--pid` and `--device` select.
+/// The selection by `--rank`, `--pid` and `--device`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Selected {
     pub(super) rank: Option<u32>,

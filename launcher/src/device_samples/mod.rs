@@ -64,7 +64,7 @@ impl Sampler {
         Some(Sampler { stop, ended, thread })
     }
 
-    /// Takes the last sample and completes the file. A driver that does not answer is left behind.
+    /// Writes the last sample and completes the file. A driver that does not answer is left behind.
     pub(crate) fn finish(self) {
         // The thread has ended already if there is no NVML.
         let _ = self.stop.send(());

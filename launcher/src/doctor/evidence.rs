@@ -1,4 +1,4 @@
-//! What the trace of one process contains: the counts and notices on which the checks are based.
+//! The content of the trace of one process: the counts and notices on which the checks are based.
 
 use std::collections::BTreeMap;
 

@@ -30,13 +30,13 @@ pub(crate) enum CheckStatus {
 /// A check of one thing.
 #[derive(Clone, PartialEq, Eq, Serialize, JsonSchema, Debug)]
 pub(crate) struct Check {
-    /// What was checked, for example `CUDA driver`.
+    /// The subject of the check, for example `CUDA driver`.
     pub(crate) name: String,
     /// The result.
     pub(crate) status: CheckStatus,
-    /// What doctor found. If the check failed, the reason.
+    /// The result of the check. If the check failed, the reason.
     pub(crate) detail: String,
-    /// What to do. Always present if the check failed.
+    /// The fix. Always present if the check failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fix: Option<String>,
 }

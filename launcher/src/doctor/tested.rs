@@ -25,7 +25,7 @@ struct Pair {
     off: Vec<Off>,
 }
 
-/// What the recorder switches off.
+/// A feature that the recorder switches off.
 #[derive(Deserialize, Debug)]
 struct Off {
     /// The name that doctor shows.

@@ -107,7 +107,7 @@ struct PendingConnection {
     read: usize,
 }
 
-/// What a connection asks for.
+/// The request of a connection.
 #[derive(Debug)]
 pub(super) enum Asked {
     /// A traced process sent a valid hello message: it wants to be recorded.

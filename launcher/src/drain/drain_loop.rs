@@ -340,7 +340,7 @@ impl DrainLoop {
         }
     }
 
-    /// Takes a request of another memtrace command.
+    /// Handles a request of another memtrace command.
     fn inquire(&mut self, socket: UnixStream, request: Request) {
         // The other end may close the connection before it gets an answer.
         self.sources.epoll.remove(socket.as_fd());

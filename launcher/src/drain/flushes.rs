@@ -55,7 +55,7 @@ impl Flushes {
         }
     }
 
-    /// What the writer has done for the trace file.
+    /// The writer's progress with the trace file.
     pub(super) fn progress(&self) -> &Arc<FileProgress> {
         &self.progress
     }

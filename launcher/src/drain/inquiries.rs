@@ -31,7 +31,7 @@ pub(super) struct Inquiries {
 }
 
 impl Inquiries {
-    /// Takes a request. It is answered once every file in `files` is complete. Returns its number.
+    /// Adds a request. It is answered once every file in `files` is complete. Returns its number.
     pub(super) fn add(&mut self, socket: UnixStream, files: Vec<Arc<FileProgress>>) -> u64 {
         if self.waiting.len() >= MAX_WAITING {
             self.waiting.remove(0);

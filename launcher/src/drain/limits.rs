@@ -20,7 +20,7 @@ impl Budget {
         Budget(Arc::new(AtomicU64::new(amount)))
     }
 
-    /// Takes `amount` if that much is left, and returns whether it was.
+    /// Subtracts `amount` if that much is left, and returns whether it was.
     pub(super) fn take(&self, amount: u64) -> bool {
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(amount)).is_ok()
     }

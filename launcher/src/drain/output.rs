@@ -96,7 +96,7 @@ impl Output {
         queue.write(self.key, &mut self.batch);
     }
 
-    /// Takes the events of the batch into the current figures.
+    /// Adds the events of the batch to the current figures.
     pub(super) fn follow(&self) {
         if let Some(figures) = &self.figures {
             figures.process.apply(&self.batch.events);

@@ -63,7 +63,7 @@ pub(super) struct Process {
     final_passes: Option<FinalPasses>,
 }
 
-/// What `/proc` says of a process.
+/// Facts about a process from `/proc`.
 #[derive(Debug)]
 pub(super) struct Described {
     dir: ProcessDir,
@@ -137,7 +137,7 @@ impl Process {
         &self.image.file
     }
 
-    /// What the writer has done for the trace file.
+    /// The writer's progress with the trace file.
     pub(super) fn progress(&self) -> &Arc<FileProgress> {
         self.flushes.progress()
     }

@@ -55,7 +55,7 @@ impl RefusalReason {
         }
     }
 
-    /// What to do so that such a process is recorded.
+    /// The action after which such a process is recorded.
     pub(crate) fn fix(self) -> &'static str {
         match self {
             RefusalReason::OtherUser => "run memtrace as that user: sudo -u USER memtrace -- COMMAND",

@@ -24,9 +24,9 @@ pub(super) trait Intake {
     fn has_room(&mut self) -> bool;
     /// Whether the event with this number can be taken now. Otherwise it stays in its ring, with all later records.
     fn has_place(&mut self, seq: u64) -> bool;
-    /// Takes an event.
+    /// Receives an event.
     fn event(&mut self, event: Event);
-    /// Takes an encoded definition that was not checked.
+    /// Receives an encoded definition that was not checked.
     fn definition(&mut self, bytes: &[u8]);
     /// Reports that a ring of this thread yielded this many slots.
     fn ring_done(&mut self, thread: ThreadId, slots: u64);

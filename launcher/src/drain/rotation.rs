@@ -85,7 +85,7 @@ impl Running {
 #[derive(Default, Debug)]
 struct Worker(Mutex<State>);
 
-/// What the process does.
+/// The state of the process.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 enum State {
     #[default]

@@ -28,7 +28,7 @@ const FAILED: u8 = 2;
 /// The longest report of the process, in bytes.
 const MAX_REPORT: u64 = 4096;
 
-/// What the process has written.
+/// The output of the process.
 #[derive(Debug)]
 pub(super) struct Written {
     /// The offset in the old trace up to which its frames are in the new one, or dropped.
@@ -65,7 +65,7 @@ pub(super) fn start(
         .spawn()
 }
 
-/// What the process reports, until it ends.
+/// The report of the process, until it ends.
 pub(super) fn read(child: &mut Child) -> String {
     let mut bytes = Vec::new();
     if let Some(stderr) = &mut child.stderr {

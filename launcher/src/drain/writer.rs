@@ -54,7 +54,7 @@ pub(crate) struct Batch {
     pub(crate) inquiry: Option<u64>,
 }
 
-/// What the writer thread reports about a file.
+/// The writer thread's report about a file.
 #[derive(Debug, Default)]
 pub(crate) struct FileProgress {
     /// Whether the file cannot be written.

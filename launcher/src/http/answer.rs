@@ -1,4 +1,4 @@
-//! What the server sends.
+//! The answers of the server.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ pub(crate) struct Answer {
     pub(crate) header: Option<(&'static str, &'static str)>,
 }
 
-/// What becomes of a request.
+/// The outcome of a request.
 pub(crate) enum Reply {
     /// The answer.
     Now(Answer),

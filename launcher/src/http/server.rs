@@ -28,7 +28,7 @@ const MAX_WORK: usize = 2;
 /// How long the server accepts nothing after it could not.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What a server answers.
+/// The content of a server.
 pub(crate) trait Site: Send + 'static {
     /// The headers of every answer, beside those that each answer has.
     fn headers(&self) -> &[(&'static str, String)];
@@ -326,7 +326,7 @@ mod tests {
         send(address, &format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n"))
     }
 
-    /// What the server sends until it closes the connection.
+    /// The bytes that the server sends until it closes the connection.
     fn answer(mut stream: TcpStream) -> String {
         let mut bytes = Vec::new();
         stream.read_to_end(&mut bytes).unwrap();

@@ -155,7 +155,7 @@ impl Shape {
 pub(crate) struct Answer<T> {
     #[serde(flatten)]
     content: T,
-    /// What is left out, and how to get it. Absent if the answer is complete.
+    /// The omitted parts, and how to get them. Absent if the answer is complete.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     left_out: Vec<String>,
     /// The command that prints everything. Absent if the answer is complete.

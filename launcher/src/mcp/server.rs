@@ -22,7 +22,7 @@ use crate::mcp::command::Memtrace;
 use crate::mcp::tool_error::{INPUT_SCHEMA, ToolError};
 use crate::mcp::tools::{diagnostics, diff, dry_run, lines, out_of_memory, peak, run, runs, summary};
 
-/// What an agent reads first.
+/// The instructions that an agent reads first.
 const INSTRUCTIONS: &str = "memtrace records every GPU memory allocation of a program. Start with `runs`, then \
     `summary` of a run. If it ran out of memory, call `out_of_memory`; `diagnostics` has issues with the line and the \
     fix, and changes with the peak after them; `peak` has what filled the memory; `lines` has the memory of each \

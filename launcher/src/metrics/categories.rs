@@ -97,7 +97,7 @@ impl Thread {
         poll(&mut ready, Timespec::try_from(pause).ok().as_ref()).is_ok_and(|count| count > 0)
     }
 
-    /// Takes the figures of these traces. Returns the pause until the next request, or `None` if the run ends.
+    /// Reads the figures of these traces. Returns the pause until the next request, or `None` if the run ends.
     fn read(&mut self, traces: &[String]) -> anyhow::Result<Option<Duration>> {
         let Thread { folder, figures, stopped, worker } = self;
         if worker.is_none() {

@@ -1,8 +1,8 @@
 //! The current figures of each recorded process.
 //!
-//! A traced process is not trusted. What is kept of it is bounded, for each process and for all together. Beyond a
-//! bound, and when something goes wrong in the replay, the figures of that process end: sums without some of the blocks
-//! would be wrong. A gauge counts such processes, and a counter their further events.
+//! A traced process is not trusted. The data that is kept of it is bounded, for each process and for all together.
+//! Beyond a bound, and when something goes wrong in the replay, the figures of that process end: sums without some of
+//! the blocks would be wrong. A gauge counts such processes, and a counter their further events.
 
 use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -61,7 +61,7 @@ struct Totals {
     unfollowed_events: AtomicU64,
 }
 
-/// What is kept of a process.
+/// The data that is kept of a process, as counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Kept {
     entries: u64,
@@ -123,7 +123,7 @@ impl Figures {
         self.processes().iter().filter(has_pytorch).map(|process| process.trace.clone()).collect()
     }
 
-    /// Takes the bytes by category of the process with this trace. One that has ended has no figures any more.
+    /// Sets the bytes by category of the process with this trace. One that has ended has no figures any more.
     pub(super) fn set_by_category(&self, trace: &str, by_category: ByCategory) {
         if let Some(process) = self.processes().iter().find(|process| process.trace == trace) {
             process.set_by_category(by_category);
@@ -167,7 +167,7 @@ struct State {
     modules: HashMap<ModuleId, String>,
     physical: PhysicalMemory,
     devices: BTreeMap<i16, Device>,
-    /// What counts in the totals.
+    /// The part that counts in the totals.
     kept: Kept,
     /// Whether the figures are no longer followed.
     is_over: bool,
@@ -182,7 +182,7 @@ struct Device {
 }
 
 impl ProcessFigures {
-    /// Takes the rank or the name of a library.
+    /// Stores the rank or the name of a library.
     pub(crate) fn define(&self, definition: &Definition<'_>) {
         let mut state = lock(&self.state);
         match *definition {
@@ -195,7 +195,7 @@ impl ProcessFigures {
         }
     }
 
-    /// Takes events in their order.
+    /// Applies events in their order.
     pub(crate) fn apply(&self, events: &[Event]) {
         let mut state = lock(&self.state);
         if !state.is_over {
@@ -276,7 +276,7 @@ impl Drop for ProcessFigures {
 }
 
 impl State {
-    /// What is kept of the process.
+    /// The size of the data that is kept of the process.
     fn size(&self) -> Kept {
         let blocks: usize = self.devices.values().map(|device| device.allocator.entries()).sum();
         let series = SERIES_OF_DEVICE * self.devices.len() as u64 + self.physical.usage_by_owner().len() as u64;
@@ -329,7 +329,7 @@ pub(super) fn for_each_device(readings: &[Reading], mut each: impl FnMut(&Readin
 /// The figures of one device.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct DeviceReading {
-    /// What PyTorch's allocator reports. `None` without PyTorch.
+    /// The figures of PyTorch's allocator. `None` without PyTorch.
     pub(super) pytorch: Option<PytorchReading>,
     /// The bytes that each library has allocated from CUDA.
     pub(super) by_owner: BTreeMap<String, u64>,

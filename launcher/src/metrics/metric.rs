@@ -10,7 +10,7 @@ pub(super) struct PytorchMetric {
     pub(super) is_bytes: bool,
     /// Whether the value only grows.
     pub(super) is_counter: bool,
-    /// What it is.
+    /// The description of the metric.
     pub(super) help: &'static str,
     /// The value.
     pub(super) value: fn(&PytorchReading) -> u64,

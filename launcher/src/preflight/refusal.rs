@@ -14,9 +14,9 @@ pub(crate) const NOT_FOUND: u8 = 127;
 pub(crate) struct Refusal {
     /// The exit code.
     pub(crate) code: u8,
-    /// What is wrong.
+    /// The error.
     pub(crate) message: String,
-    /// What to do. `None` when nothing helps.
+    /// The help for the user. `None` when nothing helps.
     pub(crate) help: Option<String>,
 }
 

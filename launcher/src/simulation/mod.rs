@@ -2,8 +2,8 @@
 //!
 //! The simulated libraries are made for the PyTorch of the command (`simcuda-build`) and preloaded. Their sonames are
 //! those of NVIDIA's libraries, so the dynamic linker takes them for what PyTorch needs, and nothing is installed.
-//! Python modules stand in for the values that kernels would have computed (`values`). What compilers make during a dry
-//! run stays in a folder of the run, which is removed when the run ends.
+//! Python modules stand in for the values that kernels would have computed (`values`). Files that compilers make during
+//! a dry run stay in a folder of the run, which is removed when the run ends.
 
 mod gpus;
 mod libraries;
@@ -50,7 +50,7 @@ pub(crate) struct Simulation {
     pub(crate) gpu: Gpu,
     /// The number of GPUs.
     pub(crate) count: u32,
-    /// What comparisons of values that nothing computed select.
+    /// The result of comparisons of values that nothing computed.
     pub(crate) nonzero: Nonzero,
     /// The number of optimizer steps after which the program ends.
     pub(crate) steps: Option<u32>,
@@ -61,7 +61,7 @@ pub(crate) struct Simulation {
 }
 
 impl Simulation {
-    /// What reports say of the machine.
+    /// The description of the machine in reports.
     pub(crate) fn description(&self) -> SimulatedGpus {
         SimulatedGpus {
             gpu: self.gpu.name.clone(),

@@ -39,7 +39,7 @@ const MAX_MISSING: u64 = 64 << 10;
 const MAX_FUNCTIONS: usize = 256;
 const MAX_NAME: usize = 256;
 
-/// What is known of a dry run that ended.
+/// The results of a dry run that ended.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Finished {
     /// Whether any process used CUDA.
@@ -48,11 +48,11 @@ pub(crate) struct Finished {
     pub(crate) exception: Option<ValueException>,
     /// The package that needs the CUDA toolkit, if the program failed.
     pub(crate) missing_toolkit: Option<MissingToolkit>,
-    /// What is known of cuDNN's workspaces. `None` if the program used no convolutions of cuDNN.
+    /// The estimates of cuDNN's workspaces. `None` if the program used no convolutions of cuDNN.
     pub(crate) workspaces: Option<EstimatedWorkspaces>,
     /// The functions that the program called and the simulation lacks, the one with the most calls first.
     pub(crate) missing_functions: Vec<MissingFunction>,
-    /// What was left out, and why.
+    /// The omitted parts, and the reasons.
     pub(crate) problems: Vec<String>,
 }
 

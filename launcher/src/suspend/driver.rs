@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::time::Duration;
 
-/// What the driver says about a process (`CUprocessState` of cuda.h).
+/// The state of a process by the driver (`CUprocessState` of cuda.h).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ProcessState {
     /// `CU_PROCESS_STATE_RUNNING`.
@@ -30,7 +30,7 @@ impl CheckpointError {
     const NOT_PERMITTED: i32 = 800;
     const NOT_SUPPORTED: i32 = 801;
 
-    /// What the error means in these functions, as seen with driver 580, with its `CUresult`.
+    /// The meaning of the error in these functions, as seen with driver 580, with its `CUresult`.
     pub(crate) fn text(self) -> String {
         let meaning = match self.0 {
             Self::OUT_OF_MEMORY => "there is not enough memory",
@@ -49,7 +49,7 @@ impl CheckpointError {
     }
 }
 
-/// What the driver does with one process at a time.
+/// The driver's functions for one process at a time.
 pub(crate) trait CheckpointDriver {
     /// The state of a process. An error if it does not use CUDA.
     fn state(&self, pid: u32) -> Result<ProcessState, CheckpointError>;

@@ -18,7 +18,7 @@ pub(crate) enum Step {
 }
 
 impl Step {
-    /// What memtrace does with a process in this step.
+    /// The description of this step.
     pub(crate) fn text(self) -> &'static str {
         match self {
             Step::Lock => "waiting for the GPU work of",

@@ -51,7 +51,7 @@ pub(super) struct Figures {
     pub(super) total_bytes: u64,
     /// The phase of the peak.
     pub(super) phase: String,
-    /// What was free on the device at the most memory in use, by all libraries and processes.
+    /// The free memory of the device at the most memory in use, by all libraries and processes.
     pub(super) free_bytes: u64,
 }
 

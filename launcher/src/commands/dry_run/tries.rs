@@ -30,7 +30,7 @@ const SHORT_BAR: usize = 12;
 /// How long reading the results of a try may take.
 const READ_TIME: Duration = Duration::from_secs(60);
 
-/// What one value of the placeholder led to.
+/// The outcome of one value of the placeholder.
 #[derive(Serialize, Clone, PartialEq, Debug)]
 pub(super) struct Try {
     #[serde(serialize_with = "as_number")]
@@ -421,7 +421,7 @@ impl Try {
         matches!(self.result, TryOutcome::ProgramFailed(_))
     }
 
-    /// What the value led to, in a few words.
+    /// The outcome of the value, in a few words.
     fn text(&self) -> String {
         match &self.result {
             TryOutcome::Fits if self.server.is_some() => "fits, ready to serve".to_owned(),

@@ -7,7 +7,7 @@ use super::view::{Sort, Table, View};
 /// The number of rows that a page key moves.
 const PAGE: usize = 10;
 
-/// Takes a key. Returns whether the user quits.
+/// Handles a key. Returns whether the user quits.
 pub(super) fn press(view: &mut View, key: KeyEvent) -> bool {
     if key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c') {
         return true;

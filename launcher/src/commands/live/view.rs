@@ -1,10 +1,10 @@
-//! What the terminal view shows: the figures, and what the user has selected.
+//! The data of the terminal view: the figures, and the user's selection.
 
 use memtrace_analysis::report::{LiveDevice, LiveProcessReport, LiveReport, LiveStack, LiveTensor, size_text};
 
 use super::text::place;
 
-/// What the table lists.
+/// The rows of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Table {
     /// Call stacks.
@@ -66,7 +66,7 @@ impl View {
         }
     }
 
-    /// Takes newer figures. The selection stays.
+    /// Replaces the figures by newer ones. The selection stays.
     pub(super) fn update(&mut self, report: LiveReport) {
         self.report = report;
         self.message = None;

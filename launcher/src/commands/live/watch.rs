@@ -28,7 +28,7 @@ impl Watch {
         Watch { selected: Some(selected), processes: BTreeMap::new() }
     }
 
-    /// What is selected, with what its launcher said last.
+    /// The selection, with the last answer of its launcher.
     pub(crate) fn selected(&self) -> Option<&Selected> {
         self.selected.as_ref()
     }

@@ -8,7 +8,7 @@ use super::query::window;
 use super::worker::Analysis;
 use crate::http::{Answer, Body, Reply, Request, Site, Token, is_loopback_name};
 
-/// What the server has.
+/// The content of the server.
 #[derive(Debug)]
 pub(super) struct ServedRun {
     token: Token,

@@ -32,7 +32,7 @@ const ENDINGS: [(&str, Format); 10] = [
     (".txt", Format::Report),
 ];
 
-/// What is written.
+/// The format to write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Format {
     /// A format of `memtrace export`.

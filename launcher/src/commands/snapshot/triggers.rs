@@ -37,8 +37,8 @@ impl Triggers {
         Triggers { on_oom, when, every, next, ooms: BTreeMap::new(), holding: BTreeSet::new(), is_first: true }
     }
 
-    /// Takes the current figures, and returns the triggers that fire. Errors from before the first call do not count; a
-    /// condition that holds at the first call does.
+    /// Evaluates the current figures, and returns the triggers that fire. Errors from before the first call do not
+    /// count; a condition that holds at the first call does.
     pub(super) fn fired(&mut self, report: &LiveReport, now: Instant) -> Vec<Fired> {
         let mut fired = Vec::new();
         let mut holding = BTreeSet::new();

@@ -35,7 +35,7 @@ pub(crate) struct Content {
     issues: Vec<IssueRow>,
     /// Changes that lower the peak, or the memory in use at the out-of-memory error: cheapest first.
     suggestions: Vec<SuggestionRow>,
-    /// What the out-of-memory error means, if no rule matched.
+    /// The meaning of the out-of-memory error, if no rule matched.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     remarks: Vec<String>,
 }
@@ -89,7 +89,7 @@ struct SuggestionRow {
     scope: String,
     /// The condition of the rule, and the figures of this run.
     evidence: String,
-    /// What the replay changes.
+    /// The change that the replay makes.
     method: String,
     #[serde(flatten)]
     of: Owner,

@@ -63,9 +63,9 @@ struct FunctionRow {
     at: String,
     /// The highest active memory while a line of the function was current.
     active_peak: Size,
-    /// What the function and its callees allocated.
+    /// The bytes that the function and its callees allocated.
     allocated: Size,
-    /// What they allocated less what they freed.
+    /// The bytes that they allocated less the bytes that they freed.
     net: Size,
     /// The lines that allocated most, in the order of the file.
     lines: Vec<LineRowContent>,
@@ -80,11 +80,11 @@ struct LineRowContent {
     text: Option<String>,
     /// The highest active memory while the line was current.
     active_peak: Size,
-    /// What the line and the functions that it calls allocated.
+    /// The bytes that the line and the functions that it calls allocated.
     allocated: Size,
-    /// What was allocated less what was freed while the line was current.
+    /// The bytes that were allocated less the bytes that were freed while the line was current.
     net: Size,
-    /// What the backward pass of the line's calls allocated. Absent if it is nothing.
+    /// The bytes that the backward pass of the line's calls allocated. Absent if there are none.
     #[serde(skip_serializing_if = "Option::is_none")]
     backward: Option<Size>,
     /// The number of blocks that were allocated.

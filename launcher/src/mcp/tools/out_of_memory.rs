@@ -91,7 +91,7 @@ struct ErrorContent {
     requested: Size,
     /// The place of the request.
     requested_at: SourceLocation,
-    /// What the request was for, if that is known.
+    /// The purpose of the request, if that is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     requested_for: Option<String>,
     /// How much memory CUDA lacked.
@@ -116,13 +116,13 @@ struct ErrorContent {
     refused_by_pytorch: bool,
     /// The memory when the request failed.
     in_use: Held,
-    /// What the interrupted step still needed. Absent if the recording does not show it.
+    /// The memory that the interrupted step still needed. Absent if the recording does not show it.
     #[serde(skip_serializing_if = "Option::is_none")]
     rest_of_step: Option<RestOfStep>,
     /// The results of other allocator settings (PYTORCH_CUDA_ALLOC_CONF), by a replay.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     allocator_settings: Vec<SettingRow>,
-    /// What the error means, if no diagnostic rule matched.
+    /// The meaning of the error, if no diagnostic rule matched.
     #[serde(skip_serializing_if = "Option::is_none")]
     remark: Option<String>,
     /// The issues of this process in one line each. The tool `diagnostics` has evidence and fixes.
@@ -140,7 +140,7 @@ struct RestOfStep {
     /// The memory that the allocator could have had.
     #[serde(skip_serializing_if = "Option::is_none")]
     available: Option<Size>,
-    /// What the step had not done.
+    /// The parts of the step that had not run.
     still_to_come: Vec<String>,
 }
 

@@ -269,7 +269,7 @@ impl Output {
         Output { tail, task }
     }
 
-    /// What was read, also if another process keeps the stream open.
+    /// The output that was read, also if another process keeps the stream open.
     async fn finish(mut self) -> Tail {
         if tokio::time::timeout(LAST_OUTPUT, &mut self.task).await.is_err() {
             self.task.abort();

@@ -1,4 +1,4 @@
-//! What a device's memory holds at one point in time.
+//! The content of a device's memory at one point in time.
 
 use memtrace_analysis::report::{AllocationGroup, MemoryState};
 use schemars::JsonSchema;

@@ -62,7 +62,7 @@ pub(crate) struct Content {
     largest_issues: Vec<String>,
     /// The number of suggestions that lower the peak. The tool `diagnostics` lists them.
     suggestions: usize,
-    /// What the recording lacks. Absent if it is complete.
+    /// The gaps of the recording. Absent if it is complete.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     incomplete: Vec<String>,
 }
