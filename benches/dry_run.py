@@ -127,7 +127,7 @@ def limit_of(reserved):
 
 
 def requested(failure):
-    """What the failed allocation requested, as the message has it."""
+    """The size that the failed allocation requested, as in the message."""
     found = re.search(r"Tried to allocate ([\d.]+ \w+)", failure.get("message", ""))
     return found[1] if found else None
 

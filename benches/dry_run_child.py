@@ -77,7 +77,7 @@ def devices():
 
 
 def move_parameters(module, fn, recurse=True):
-    """What nn.Module._apply does, with new parameters.
+    """Does the work of nn.Module._apply, with new parameters.
 
     `_apply` swaps fake tensors, which PyTorch refuses for tensors with weak references: most calls of `Module.to` would fail under FakeTensorMode.
     """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the line profiler of gpu_memtrace costs: a profiled function beside the same function under pytorch_memlab's."""
+"""The cost of the line profiler of gpu_memtrace: a profiled function beside the same function under pytorch_memlab's."""
 
 import json
 import os

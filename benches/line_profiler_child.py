@@ -72,7 +72,7 @@ def training(torch, state, passes):
 
 
 def state_of(function, torch):
-    """What a function uses, made before it is measured."""
+    """The modules and tensors of a function, made before it is measured."""
     if function is operations:
         return torch.ones(256, 256, device="cuda")
     if function is training:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What names of tensors and modules cost: a step with them and with --no-names, and the pause of the first scan."""
+"""The cost of names of tensors and modules: a step with them and with --no-names, and the pause of the first scan."""
 
 import os
 import statistics

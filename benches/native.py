@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What native stacks add to one torch.empty + free, beside PyTorch's stacks="all"."""
+"""The cost of native stacks for one torch.empty + free, beside PyTorch's stacks="all"."""
 
 import statistics
 import subprocess

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What recording adds to one torch.empty + free, at stack depths and thread counts; CPU tensors beside profilers."""
+"""The cost of recording for one torch.empty + free, at stack depths and thread counts; CPU tensors beside profilers."""
 
 import json
 import os

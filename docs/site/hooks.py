@@ -1,4 +1,4 @@
-"""What MkDocs does not do for memtrace's pages by itself.
+"""Checks and conversions that MkDocs lacks for memtrace's pages.
 
 - The navigation is that of docs/README.md. A page that README.md does not list is an error.
 - Pages link to files outside docs/: to other documentation, schemas and source code. Each such file gets a page of its own.
