@@ -1,6 +1,6 @@
 //! Suggestions are right: the program with the suggested change has the announced peak.
 //!
-//! `docs/dev/suggestions.md` has the table of all programs; `scripts/bench suggestions` makes it.
+//! `docs/dev/suggestions/tables.md` has the table of all programs; `scripts/bench suggestions` makes it.
 
 use memtrace_analysis::rules::RuleId;
 use memtrace_analysis::suggestions::suggestion_rules;
