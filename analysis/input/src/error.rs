@@ -11,7 +11,7 @@ pub enum Error {
     /// A file or folder could not be read or written.
     #[error("{context}: {cause}")]
     Io {
-        /// What cannot be done, with the path.
+        /// The operation that failed, with the path.
         context: String,
         /// The error of the operating system.
         cause: std::io::Error,
@@ -33,7 +33,7 @@ pub enum Error {
     NothingRecorded {
         /// The run folder.
         path: PathBuf,
-        /// What is known to be missing. Empty if every process could be recorded.
+        /// The known gaps of the recording. Empty if every process could be recorded.
         reasons: Vec<String>,
     },
     /// A trace could not be opened.
@@ -49,9 +49,9 @@ pub enum Error {
     Snapshot {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The reason.
         reason: String,
-        /// What to do; empty if nothing helps.
+        /// Help for the user; empty if nothing helps.
         help: String,
     },
     /// None of the traces of a run could be opened.
@@ -79,7 +79,7 @@ pub enum Error {
     Job {
         /// The folder, and what is wrong.
         reason: String,
-        /// What to do.
+        /// Help for the user.
         help: String,
     },
     /// An export window without any event.
@@ -87,7 +87,7 @@ pub enum Error {
     EmptyWindow {
         /// The process and the requested window.
         reason: String,
-        /// What the process has instead.
+        /// The events that the process has instead.
         help: String,
     },
 }
@@ -109,7 +109,7 @@ impl Error {
         }
     }
 
-    /// What the user can do; `None` if the message says everything.
+    /// Help for the user; `None` if the message says everything.
     pub fn help(&self) -> Option<&str> {
         match self {
             Error::NoSuchRun { .. } => Some("pass a run folder, a .mtr file or a PyTorch snapshot"),

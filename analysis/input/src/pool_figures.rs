@@ -12,7 +12,7 @@ use crate::json_file;
 /// The maximum size of a file, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// What a process said about its memory pools.
+/// The figures that a process reported about its memory pools.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct PoolFigures {

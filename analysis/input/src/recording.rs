@@ -10,14 +10,14 @@ use memtrace_trace::file::{Damage, Definitions, End, EventCounts, LostBlock};
 use crate::compile_contexts::CompileContexts;
 use crate::kept_state::KeptState;
 
-/// What one pass over a recording could not deliver.
+/// The events that one pass over a recording could not deliver.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct LostEvents {
     /// The number of blocks that could not be decoded.
     pub blocks: u64,
     /// The number of events in these blocks.
     pub events: u64,
-    /// What is wrong with the first block.
+    /// The error in the first block.
     pub first_error: Option<String>,
 }
 
@@ -47,7 +47,7 @@ pub trait Recording: Send + Sync {
     fn counter(&self, counter: Counter) -> u64;
     /// How the recording ended; `None` if the recorder was cut off.
     fn end(&self) -> Option<&End>;
-    /// What could not be read when the file was indexed.
+    /// The parts that could not be read when the file was indexed.
     fn damage(&self) -> Damage;
     /// A JSON object about the process, or an empty text.
     fn info(&self) -> &str;

@@ -72,7 +72,7 @@ pub struct TraceIndex {
     pub has_imports: bool,
     /// The time of the earliest and the latest event, in clock ticks. `None` without events.
     pub tick_range: Option<(u64, u64)>,
-    /// What could not be decoded.
+    /// The events that could not be decoded.
     pub lost: LostEvents,
 }
 

@@ -1,4 +1,4 @@
-//! What the launcher's samples of NVML show of the devices' memory: `nvml.jsonl` of a run folder.
+//! The devices' memory in the launcher's samples of NVML: `nvml.jsonl` of a run folder.
 //!
 //! The samples separate this run from other processes on a device. A file without an end is that of a launcher that was
 //! killed, or still runs.
@@ -138,7 +138,7 @@ impl DeviceSamples {
         }
     }
 
-    /// Takes the lines of a file.
+    /// Collects the lines of a file.
     pub fn of(lines: impl IntoIterator<Item = DeviceSamplesLine>) -> DeviceSamples {
         let mut all = DeviceSamples::default();
         for line in lines {

@@ -29,7 +29,7 @@ named! {
 /// The id of a job.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct JobId {
-    /// What gave the id.
+    /// The source of the id.
     pub source: JobIdSource,
     /// The id itself.
     pub id: String,

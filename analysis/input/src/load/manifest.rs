@@ -326,8 +326,8 @@ impl ValueException {
     }
 }
 
-/// What a dry run knows of the workspaces that cuDNN requests for convolutions. They were measured on a GPU, or are
-/// estimated from similar convolutions that were.
+/// The workspaces that cuDNN requests for convolutions in a dry run. They were measured on a GPU, or are estimated from
+/// similar convolutions that were.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 pub struct EstimatedWorkspaces {
     /// The number of different convolutions and backward passes, of the process with the most.
@@ -440,7 +440,7 @@ pub struct AttachedRun {
 }
 
 impl AttachedRun {
-    /// What such a recording lacks.
+    /// Describes the limits of such a recording.
     fn limits(&self) -> String {
         const SECOND: u64 = 1_000_000_000;
         let since = self.ran_ns.map_or_else(String::new, |ns| match ns / SECOND {
@@ -504,7 +504,7 @@ impl Manifest {
         (self.state == Some(RunState::Running)).then_some("memtrace was killed, or is still recording")
     }
 
-    /// What is known not to be recorded of the command's processes. Empty if nothing is known to be missing.
+    /// The processes of the command that are known not to be recorded. Empty if nothing is known to be missing.
     pub fn not_recorded(&self) -> Vec<NotRecorded> {
         let mut all = Vec::new();
         let mut add = |is_loss, text| all.push(NotRecorded { is_loss, text });

@@ -7,6 +7,6 @@ use std::path::PathBuf;
 pub struct Problem {
     /// The file.
     pub path: PathBuf,
-    /// What is wrong, without the path.
+    /// The problem, without the path.
     pub text: String,
 }

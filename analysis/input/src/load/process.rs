@@ -14,7 +14,7 @@ use super::rank::{RankSource, RankVariables};
 use crate::recording::Recording;
 use crate::trace_index::TraceIndex;
 
-/// What the recorder stored about a process. Every field can be missing.
+/// Facts about a process that the recorder stored. Every field can be missing.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct ProcessInfo {

@@ -21,7 +21,7 @@ pub struct FunctionName {
 }
 
 impl FunctionName {
-    /// Takes a name as it is in an object. C++ and Rust names are demangled; others stay unchanged.
+    /// Makes a readable name from a symbol of an object. C++ and Rust names are demangled; others stay unchanged.
     pub fn of(raw: &str) -> FunctionName {
         // A versioned name such as `memcpy@@GLIBC_2.14`.
         let raw = raw.split_once('@').map_or(raw, |(name, _)| if name.is_empty() { raw } else { name });
@@ -92,7 +92,7 @@ impl Write for LimitedString {
     }
 }
 
-/// What `write` writes, cut at the maximum length. Empty if it fails otherwise.
+/// The text that `write` writes, cut at the maximum length. Empty if it fails otherwise.
 fn write_limited(write: impl FnOnce(&mut LimitedString) -> fmt::Result) -> String {
     let mut out = LimitedString(String::new());
     match write(&mut out) {

@@ -36,7 +36,7 @@ const MIN_READS: u64 = 1 << 20;
 ///
 /// # Errors
 ///
-/// What could not be read, as text. Addresses found before the error have been passed to `sink`.
+/// The part that could not be read, as text. Addresses found before the error have been passed to `sink`.
 pub(super) fn look_up(
     elf: &Elf<'_>,
     supplementary: Option<&Elf<'_>>,

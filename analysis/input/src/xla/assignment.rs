@@ -44,7 +44,7 @@ named! {
 pub struct Allocation {
     /// Its size in bytes.
     pub size_bytes: u64,
-    /// What it is for.
+    /// The use of the buffer.
     pub kind: BufferKind,
 }
 

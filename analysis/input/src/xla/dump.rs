@@ -23,14 +23,14 @@ const MAX_PROGRAMS: usize = 20_000;
 /// The maximum number of problems whose text is kept.
 const MAX_PROBLEMS: usize = 20;
 const ASSIGNMENT: &str = "-buffer-assignment.txt";
-/// What the user can do about a damaged file.
+/// Help for the user about a damaged file.
 const HELP: &str = "record again with memtrace --xla-dump, or remove the file";
 
 /// The number of a compiled program in its process.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct XlaModuleId(pub u32);
 
-/// What XLA wrote about the programs that it compiled.
+/// The programs that XLA compiled, as it described them.
 #[derive(Debug, Default)]
 pub struct XlaDump {
     /// The compiled programs, by total size in descending order.
@@ -76,7 +76,7 @@ pub struct XlaPeak {
 pub struct PeakBuffer {
     /// The buffer.
     pub live: LiveBuffer,
-    /// What its allocation is for. `None` if the buffer assignment does not have it.
+    /// The kind of its allocation. `None` if the buffer assignment does not have it.
     pub kind: Option<BufferKind>,
     /// The operation that produces it, or the name of the argument. Empty if it is unknown.
     pub operation: String,

@@ -54,7 +54,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
     }
 }
 
-/// What a piece of work took, in bytes.
+/// The cost of a piece of work, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cost {
     /// The most memory at once, beyond what was in use before.

@@ -6,8 +6,8 @@
 //! that ends early, or is damaged in the middle, gives what came before the damage, and a problem reports it.
 //!
 //! No file can make the reader run code or recurse without bound. Memory and work are proportional to the size of the
-//! file: a [`Budget`] is charged for every decompressed byte and for everything that is kept. What a file names many
-//! times is processed once.
+//! file: a [`Budget`] is charged for every decompressed byte and for everything that is kept. A value that a file names
+//! many times is processed once.
 
 mod builder;
 mod contents;

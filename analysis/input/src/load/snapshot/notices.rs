@@ -3,7 +3,7 @@
 use memtrace_trace::definition::NoticeStatus;
 use memtrace_trace::file::Notice;
 
-/// What was counted while reading.
+/// Counts made while reading.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ReadStatistics {
     /// Whether the file is complete.

@@ -68,8 +68,8 @@ enum Origin {
     Prior(u32),
 }
 
-/// What a device's events show: the blocks in use after them, the blocks that were freed without an allocation, and the
-/// rows of segment events.
+/// The state that a device's events show: the blocks in use after them, the blocks that were freed without an
+/// allocation, and the rows of segment events.
 #[derive(Default)]
 struct EventScan {
     live: LiveBlocks,
@@ -77,7 +77,7 @@ struct EventScan {
     segment_rows: Vec<u32>,
 }
 
-/// What existed on a device before its first event, and its totals at the end.
+/// The state of a device before its first event, and its totals at the end.
 #[derive(Debug, Default)]
 pub(super) struct PriorState {
     /// Events that recreate what existed before, without numbers and times.

@@ -52,7 +52,7 @@ pub(super) struct ByteReader<'a> {
 }
 
 impl<'a> ByteReader<'a> {
-    /// Takes an open file, positioned at its beginning. `progress` receives the number of file bytes read so far.
+    /// Reads from an open file, positioned at its beginning. `progress` receives the number of file bytes read so far.
     pub(super) fn new(file: File, budget: &'a Budget, progress: &'a mut dyn FnMut(u64)) -> io::Result<ByteReader<'a>> {
         let file_bytes = Rc::new(Cell::new(0));
         let mut head = [0; 2];

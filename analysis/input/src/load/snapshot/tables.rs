@@ -1,4 +1,4 @@
-//! What events share, each stored once: texts, frames, stacks, autograd nodes, streams and pools.
+//! The values that events share, each stored once: texts, frames, stacks, autograd nodes, streams and pools.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -70,7 +70,7 @@ const RECORDER_CALLBACK: &str = "::gather_with_cpp";
 /// The name of a node of which only the forward call is known.
 const UNKNOWN_NODE: &str = "unknown node";
 
-/// What a C++ frame shows.
+/// The role of a C++ frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum FrameRole {
     /// Nothing in particular.
