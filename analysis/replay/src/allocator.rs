@@ -274,12 +274,12 @@ impl Allocator {
         (addr - start < *size).then_some(*start)
     }
 
-    /// Takes a reservation of address space: the bounds of an expandable segment.
+    /// Applies a reservation of address space: the bounds of an expandable segment.
     pub fn reserve(&mut self, addr: u64, size: u64) {
         self.reservations.insert(addr, size);
     }
 
-    /// Takes the release of reserved address space.
+    /// Applies the release of reserved address space.
     pub fn unreserve(&mut self, addr: u64) {
         self.reservations.remove(&addr);
         // The rest of the segment is unmapped address space, which goes with the reservation.
@@ -294,7 +294,7 @@ impl Allocator {
         }
     }
 
-    /// Takes a `segment_alloc` event.
+    /// Applies a `segment_alloc` event.
     pub fn segment_alloc(&mut self, e: &Event) {
         self.drop_block_at(e.addr);
         let id = self.insert(Block {
@@ -313,7 +313,7 @@ impl Allocator {
         self.peak.raise_to(&self.usage);
     }
 
-    /// Takes a `segment_free` event.
+    /// Applies a `segment_free` event.
     pub fn segment_free(&mut self, e: &Event) {
         let Some(id) = self.find(e.addr) else {
             self.anomalies.unmatched_segment_frees += 1;
@@ -327,7 +327,7 @@ impl Allocator {
         self.drop_linked_blocks(id);
     }
 
-    /// Takes a `segment_map` event.
+    /// Applies a `segment_map` event.
     pub fn segment_map(&mut self, e: &Event) {
         let known = self.find(e.addr).filter(|id| self.blocks[id.index()].state == BlockState::Unmapped);
         let id = match known.or_else(|| self.unmapped_block_containing(e)) {
@@ -373,7 +373,7 @@ impl Allocator {
         self.peak.raise_to(&self.usage);
     }
 
-    /// Takes a `segment_unmap` event.
+    /// Applies a `segment_unmap` event.
     pub fn segment_unmap(&mut self, e: &Event) {
         let Some(id) = self.free_block_containing(e.addr, e.size) else {
             self.anomalies.unmatched_segment_frees += 1;
@@ -417,7 +417,7 @@ impl Allocator {
         self.usage.reserved = self.usage.reserved.saturating_sub(e.size);
     }
 
-    /// Takes an `alloc` event and returns the block. If no segment is known there, one is assumed.
+    /// Applies an `alloc` event and returns the block. If no segment is known there, one is assumed.
     pub fn alloc(&mut self, e: &Event) -> BlockId {
         let found = match self.find(e.addr) {
             Some(id) if self.blocks[id.index()].is_active() => {
@@ -450,7 +450,7 @@ impl Allocator {
         id
     }
 
-    /// Takes a block that existed before the recording, and splits the free memory around it. The blocks of a segment
+    /// Adds a block that existed before the recording, and splits the free memory around it. The blocks of a segment
     /// must follow the segment.
     pub fn add_existing(&mut self, e: &Event) -> BlockId {
         let size = if e.flags.contains(Flags::SLACK_KNOWN) { e.block_size() } else { round(e.size) };
@@ -505,7 +505,7 @@ impl Allocator {
         front
     }
 
-    /// Takes what earlier blocks have left in the bookkeeping of a block
+    /// Restores the state that earlier blocks have left in the bookkeeping of a block
     /// ([`memtrace_trace::event::Action::BlockState`]).
     pub fn restore_block(&mut self, e: &Event) {
         let Some(id) = self.find(e.addr) else { return };
@@ -521,7 +521,7 @@ impl Allocator {
         self.blocks.iter().enumerate().filter(|(_, b)| b.size > 0).map(|(i, b)| (BlockId(i as u32), b))
     }
 
-    /// Takes a `free_requested` event. `None` if nothing is allocated there.
+    /// Applies a `free_requested` event. `None` if nothing is allocated there.
     pub fn free_requested(&mut self, addr: u64) -> Option<BlockId> {
         let id = self.find(addr).filter(|id| self.blocks[id.index()].state == BlockState::Allocated);
         let Some(id) = id else {
@@ -535,7 +535,7 @@ impl Allocator {
         Some(id)
     }
 
-    /// Takes a `free_completed` event. Returns the block as it was before; `None` if nothing is allocated there.
+    /// Applies a `free_completed` event. Returns the block as it was before; `None` if nothing is allocated there.
     pub fn free_completed(&mut self, addr: u64) -> Option<(BlockId, Block)> {
         let starts_here = |id: &BlockId| {
             let block = &self.blocks[id.index()];
@@ -602,7 +602,7 @@ impl Allocator {
         segments
     }
 
-    /// Takes the front of a free block and splits it where PyTorch would.
+    /// Allocates the front of a free block and splits it where PyTorch would.
     fn split_free_block(&mut self, id: BlockId, e: &Event) -> BlockId {
         let free = self.blocks[id.index()];
         let size = self.allocated_size(&free, e);
@@ -668,8 +668,8 @@ impl Allocator {
         id
     }
 
-    /// Takes an allocation that is its own segment. That is `cudaMalloc` without a caching allocator, a CPU tensor, or
-    /// an event of the fallback source, which does not report segments.
+    /// Applies an allocation that is its own segment. That is `cudaMalloc` without a caching allocator, a CPU tensor,
+    /// or an event of the fallback source, which does not report segments.
     pub fn alloc_own_segment(&mut self, e: &Event) -> BlockId {
         self.drop_block_at(e.addr);
         self.add_implied_segment(e, e.size.max(1));

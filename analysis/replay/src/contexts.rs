@@ -1,4 +1,4 @@
-//! What the contexts of a recording's events are: autograd nodes, or calls of `nn.Module`s.
+//! The meaning of the contexts of a recording's events: autograd nodes, or calls of `nn.Module`s.
 
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ pub struct Contexts {
 }
 
 impl Contexts {
-    /// Takes the definitions of a recording.
+    /// Makes the contexts for the definitions of a recording.
     pub fn of(definitions: &Definitions) -> Contexts {
         let is_call = |id: &ContextId| !id.is_none() && definitions.nn_calls.contains_key(id);
         let creator_of =

@@ -58,7 +58,7 @@ impl DriverPages {
     }
 }
 
-/// What an allocation adds to its sum.
+/// The amount that an allocation adds to its sum.
 fn share(kind: MemoryKind, size: u64) -> u64 {
     if kind == MemoryKind::Managed || size <= MAX_SHARED_BYTES {
         size

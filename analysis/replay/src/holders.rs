@@ -20,7 +20,7 @@ pub struct HeldBlock {
     pub size: u64,
 }
 
-/// What a scan has found at an address that the scan before has not.
+/// A path that a scan has found at an address, and that the scan before has not.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HolderChange {
     /// The number of events at the scan.

@@ -39,7 +39,7 @@ pub(crate) struct MappedSegments {
 }
 
 impl MappedSegments {
-    /// What was unmapped, by device.
+    /// The unmapped bytes, by device.
     pub(crate) fn unmapped(&self) -> &BTreeMap<i16, UnmappedBytes> {
         &self.unmapped
     }
@@ -54,7 +54,7 @@ impl MappedSegments {
         self.segments.insert(addr, MappedSegment { size, device, unmapped: 0 });
     }
 
-    /// Takes the end of a segment.
+    /// Removes a segment that has ended.
     pub(crate) fn remove(&mut self, addr: u64) {
         if let Some(segment) = self.segments.remove(&addr)
             && let Some(unmapped) = self.unmapped.get_mut(&segment.device)
@@ -75,7 +75,7 @@ impl MappedSegments {
         (addr - start < segment.size).then_some(segment)
     }
 
-    /// Takes the mapping of `size` bytes at an address. Returns whether it is in a segment.
+    /// Observes the mapping of `size` bytes at an address. Returns whether it is in a segment.
     pub(crate) fn mapped(&mut self, addr: u64, size: u64) -> bool {
         let Some(segment) = self.at(addr) else { return false };
         let bytes = size.min(segment.unmapped);
@@ -88,7 +88,7 @@ impl MappedSegments {
         true
     }
 
-    /// Takes the end of the mapping of `size` bytes at an address, by an object.
+    /// Observes the end of the mapping of `size` bytes at an address, by an object.
     pub(crate) fn unmapped_by(&mut self, addr: u64, size: u64, module: ModuleId) {
         let Some(segment) = self.at(addr) else { return };
         let bytes = size.min(segment.size - segment.unmapped);

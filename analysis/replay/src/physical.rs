@@ -122,7 +122,7 @@ pub enum MemoryLocation {
     Host,
 }
 
-/// What an event did to memory.
+/// The effect of an event on memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Effect {
     /// Memory was allocated. For memory behind a VMM handle, the address is the handle.
@@ -133,7 +133,7 @@ pub enum Effect {
     FreeUndone(u64, PhysicalAllocation),
 }
 
-/// What a process has allocated on a device at one point in time, in bytes.
+/// The allocations of a process on a device at one point in time, in bytes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct DeviceAllocations {
     /// By owner. Memory of pools counts as far as it is in use.
@@ -259,7 +259,7 @@ impl PhysicalMemory {
         reserved.saturating_sub(self.pools.used.get(&device).copied().unwrap_or(0))
     }
 
-    /// What this process has allocated on a device.
+    /// This process's allocations on a device.
     pub fn device_allocations(&self, device: i16) -> DeviceAllocations {
         let location = MemoryLocation::Device(device);
         let by_owner = self.usage.by_owner.range((location, Owner::CachingAllocator)..);
@@ -318,7 +318,7 @@ impl PhysicalMemory {
         }
     }
 
-    /// Takes the end of a segment that PyTorch's caching allocator reported.
+    /// Observes the end of a segment that PyTorch's caching allocator reported.
     pub fn segment_freed(&mut self, addr: u64) {
         self.mapped_segments.remove(addr);
     }
@@ -341,7 +341,7 @@ impl PhysicalMemory {
         }
     }
 
-    /// Takes one event and returns its effects. Only driver and runtime events have effects.
+    /// Applies one event and returns its effects. Only driver and runtime events have effects.
     pub fn apply(&mut self, e: &Event) -> &[Effect] {
         self.effects.clear();
         // A call about a CUDA graph has no address of memory.
@@ -436,8 +436,8 @@ impl PhysicalMemory {
         }
     }
 
-    /// Takes the opening of another process's memory. Its bytes count only for [`MemoryLocation::Imported`], never for
-    /// the device or the allocator.
+    /// Records that another process's memory was opened. Its bytes count only for [`MemoryLocation::Imported`], never
+    /// for the device or the allocator.
     fn record_import(&mut self, e: &Event, allocation: PhysicalAllocation) {
         if e.api.retains() {
             // Its size becomes known when it is mapped.

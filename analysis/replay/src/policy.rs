@@ -70,7 +70,7 @@ impl Default for AllocatorSettings {
 }
 
 impl AllocatorSettings {
-    /// Takes the value of the environment variable. Unknown settings are ignored.
+    /// Parses the value of the environment variable. Unknown settings are ignored.
     pub fn parse(text: &str) -> AllocatorSettings {
         AllocatorSettings::default().with(text)
     }
@@ -386,7 +386,7 @@ impl<D: PolicyDevice> Policy<D> {
         }
     }
 
-    /// What [`Self::release_cached`] would release, in its order: address, bytes, and whether by unmapping.
+    /// The releases that [`Self::release_cached`] would make, in its order: address, bytes, and whether by unmapping.
     pub fn releasable_now(&mut self) -> Vec<(u64, u64, bool)> {
         let mut all = Vec::new();
         for small in [false, true] {

@@ -16,7 +16,7 @@ use super::allocator::{Allocator, Block, BlockId};
 use super::physical::{Effect, MemoryLocation, PhysicalAllocation, PhysicalMemory};
 use memtrace_input::{EventSource, TraceIndex};
 
-/// What happened to a device's memory.
+/// A change of a device's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change {
     /// A block was allocated.
@@ -57,11 +57,11 @@ pub struct Replay {
     effects: Vec<Effect>,
 }
 
-/// What receives each change.
+/// The receiver of each change.
 type Sink<'s> = &'s mut dyn FnMut(&Replay, usize, &Event, Change);
 
 impl Replay {
-    /// Takes the devices of a trace index, or only the one in `only`.
+    /// Makes a replay of the devices of a trace index, or only of the one in `only`.
     pub fn new(trace_index: &TraceIndex, only: Option<i16>) -> Replay {
         let mut replay = Replay::default();
         for (&device, &source) in &trace_index.sources {
@@ -83,7 +83,7 @@ impl Replay {
         &self.physical
     }
 
-    /// Takes one event. `sink` receives each change, with the index of the device in [`Self::devices`] and the event
+    /// Applies one event. `sink` receives each change, with the index of the device in [`Self::devices`] and the event
     /// that caused it. For a change that follows from a CUDA call, that event has the block's address and size.
     #[inline]
     pub fn apply(&mut self, e: &Event, mut sink: impl FnMut(&Replay, usize, &Event, Change)) {
@@ -185,7 +185,7 @@ impl Replay {
         }
     }
 
-    /// Takes one event of a source that reports only blocks. A free is a single event, requested or completed.
+    /// Applies one event of a source that reports only blocks. A free is a single event, requested or completed.
     fn apply_block_event(&mut self, slot: usize, e: &Event, sink: Sink<'_>) {
         match e.action {
             Action::Alloc => self.alloc_own_segment(slot, e, sink),
@@ -214,7 +214,7 @@ impl Replay {
         }
     }
 
-    /// Takes reservations of addresses, which bound the expandable segments of the devices' caching allocators.
+    /// Applies reservations of addresses, which bound the expandable segments of the devices' caching allocators.
     fn update_reservations(&mut self, e: &Event) {
         match e.action {
             Action::Reserve if e.result == 0 => {
@@ -235,7 +235,7 @@ impl Replay {
 }
 
 impl Allocator {
-    /// Takes one event of PyTorch's tracker.
+    /// Applies one event of PyTorch's tracker.
     #[inline]
     pub fn apply_torch(&mut self, e: &Event) -> Change {
         match e.action {

@@ -35,13 +35,13 @@ pub struct Redactor {
 }
 
 impl Redactor {
-    /// Takes a random key.
+    /// Makes a redactor with a random key.
     pub fn new(key: [u8; KEY_BYTES]) -> Redactor {
         Redactor { texts: Texts::new(key) }
     }
 
-    /// Takes the definitions of one process, before any file is redacted: what the frames of public packages are called
-    /// stays in every file of the run.
+    /// Adds the names that one process defines, before any file is redacted: the names of the frames of public packages
+    /// stay in every file of the run.
     pub fn add_public_names(&mut self, definitions: &Definitions) {
         let public = |frame: &&Frame| public::is_public_file(&frame.filename);
         for frame in definitions.frames.iter().filter(public) {

@@ -1,4 +1,4 @@
-//! What becomes of names, paths and texts. Their structure stays: dots, numbers, extensions, the depth of a path.
+//! The replacement of names, paths and texts. Their structure stays: dots, numbers, extensions, the depth of a path.
 
 use std::collections::HashSet;
 
@@ -27,7 +27,7 @@ impl Texts {
         Texts { pseudonyms: Pseudonyms::new(key), seen_in_packages: HashSet::new() }
     }
 
-    /// Takes the words of a name of a public package. They stay wherever they occur.
+    /// Adds the words of a name of a public package. They stay wherever they occur.
     pub(super) fn add_public(&mut self, name: &str) {
         for word in words(name).filter(|word| is_name(word)) {
             if !self.seen_in_packages.contains(word) {

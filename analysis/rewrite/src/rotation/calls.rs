@@ -53,7 +53,7 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    /// Takes the start or the end of a named range.
+    /// Observes the start or the end of a named range.
     pub(super) fn observe_range(&mut self, e: &Event) {
         if e.action == Action::RangeStart {
             if self.ranges.len() < MAX_OPEN_RANGES {
@@ -71,7 +71,7 @@ impl Calls {
         index.map(|index| self.ranges.remove(index));
     }
 
-    /// Takes a CUDA call. `memory`: the state after it.
+    /// Observes a CUDA call. `memory`: the state after it.
     pub(super) fn observe(&mut self, e: &Event, memory: &PhysicalMemory) {
         match e.action {
             Action::Retract => self.undo_free(e.retracted_seq()),

@@ -5,8 +5,8 @@
 //! All have [`Flags::PREEXISTING`]. A replay of them has the state of the full trace from the first kept event on.
 //! Definitions stay, because the traced process may use any id again. Names, holders and cycles stay with their blocks.
 //!
-//! What an analysis derives from the order of events (phases, steps, categories of blocks that steps have kept) is
-//! derived once more from the full trace, for the file beside the new one ([`KeptState`]).
+//! Facts that an analysis derives from the order of events (phases, steps, categories of blocks that steps have kept)
+//! are derived once more from the full trace, for the file beside the new one ([`KeptState`]).
 //!
 //! Memory grows with the state and the definitions, never with the number of events.
 

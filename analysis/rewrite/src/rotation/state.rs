@@ -18,7 +18,7 @@ struct BlockEvents {
 pub(super) struct Blocks(Vec<BlockEvents>);
 
 impl Blocks {
-    /// Takes the change of a device's memory.
+    /// Observes the change of a device's memory.
     #[inline]
     pub(super) fn observe(&mut self, slot: usize, e: &Event, change: &Change) {
         if slot >= self.0.len() {
@@ -127,7 +127,7 @@ pub(super) fn corrections(replay: &Replay, trace_index: &TraceIndex, events: &[E
     corrections
 }
 
-/// What the blocks of `expected` have, and those of `recreated` lack.
+/// The states of blocks that `expected` has and `recreated` lacks.
 fn block_states<'a>(
     expected: &'a Allocator,
     recreated: &'a Allocator,
