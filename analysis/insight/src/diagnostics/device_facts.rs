@@ -22,9 +22,9 @@ use memtrace_replay::{Names, Peak, ReferenceCycle};
 
 /// The minimum size of an issue in bytes.
 pub(super) const MIN_BYTES: u64 = 1 << 20;
-/// The minimum size of an issue: one in this many parts of the peak.
+/// The minimum size of an issue: 2 % (1/50) of the peak.
 const MIN_SHARE: u64 = 50;
-/// The minimum size of an issue about reserved memory: one in this many parts of the memory that PyTorch can have.
+/// The minimum size of an issue about reserved memory: 1 % (1/100) of the memory that PyTorch can have.
 const MIN_PART_OF_DEVICE: u64 = 100;
 /// The number of segments can be large. They are measured again only when free memory exceeds the last maximum by this
 /// factor, in hundredths.

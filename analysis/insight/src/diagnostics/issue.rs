@@ -43,7 +43,7 @@ pub struct Issue {
 /// When a device's memory would be full at the rate at which it filled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OomForecast {
-    /// What one turn of the program's loop is.
+    /// The kind of turn of the program's loop.
     pub turn: LoopTurn,
     /// The number of turns until no memory is left.
     pub turns: u64,

@@ -3,9 +3,8 @@
 //! A diagnostic is a pass (`passes::pass`) that implements the trait `Diagnostic` and is an entry of `list.rs`.
 //! [`Diagnostics`] has one of each for a device. All see one stream of allocations and frees.
 //!
-//! What they share is below them: the turns of the program's loop (`turns`), the results of other passes, thresholds
-//! and locations (`device_facts`). What one diagnostic must know of another is a field of
-//! `SharedFacts`.
+//! The modules below them are shared: the turns of the program's loop (`turns`), the results of other passes,
+//! thresholds and locations (`device_facts`). Facts that one diagnostic needs from another are fields of `SharedFacts`.
 
 mod checkpoint;
 mod cublas_workspaces;

@@ -55,7 +55,7 @@ pub(crate) struct OutputsKept {
     /// The highest number of allocated bytes, and of those without the held blocks.
     peak: u64,
     peak_without: u64,
-    /// What was held at the peak.
+    /// The blocks that were held at the peak.
     at_peak: BySource,
     /// The number of forward passes that freed results of the pass before.
     passes: u64,
@@ -88,7 +88,7 @@ fn position_of(position: &ProgramPosition) -> (u32, u32) {
 }
 
 impl OutputsKept {
-    /// Takes an allocation. `is_graph`: a forward pass allocates it while autograd records. `level`: allocated bytes
+    /// Observes an allocation. `is_graph`: a forward pass allocates it while autograd records. `level`: allocated bytes
     /// after it.
     #[inline]
     fn allocate(&mut self, block: &BlockAllocation, is_graph: bool, level: u64) {
@@ -134,7 +134,7 @@ impl OutputsKept {
         }
     }
 
-    /// Takes the free of a graph block. `by_user`: user code outside the autograd engine and the garbage collector
+    /// Observes the free of a graph block. `by_user`: user code outside the autograd engine and the garbage collector
     /// frees it.
     #[inline]
     fn free(&mut self, block: &BlockAllocation, by: StackId, by_user: bool, now: &ProgramPosition) {
@@ -156,7 +156,7 @@ impl OutputsKept {
         }
     }
 
-    /// What was held at the peak, by stack and autograd node of its allocation, most bytes first.
+    /// The blocks that were held at the peak, by stack and autograd node of their allocation, most bytes first.
     fn at_peak(&self) -> Vec<((StackId, ContextId), HeldBlocks)> {
         let mut all: Vec<_> = self.at_peak.iter().map(|(source, held)| (*source, *held)).collect();
         all.sort_by_key(|(source, held)| (std::cmp::Reverse(held.bytes), *source));

@@ -29,7 +29,7 @@ static REFERENCE_CYCLE: DiagnosticRule = DiagnosticRule {
 const SAVE_FOR_BACKWARD: &str = "a result that an autograd.Function stores on ctx (ctx.y = y) makes a cycle through \
      C++, which only the garbage collector breaks: ctx.save_for_backward(y)";
 
-/// What the collector freed of one source.
+/// The blocks of one source that the collector freed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct CollectedBlocks {
     /// The number of bytes.
@@ -46,11 +46,11 @@ struct CollectedBlocks {
     collection_bytes: u64,
 }
 
-/// What the collector freed on one device.
+/// The blocks that the collector freed on one device.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ReferenceCycles {
     by_source: HashMap<(StackId, ContextId), CollectedBlocks>,
-    /// What the collection since the latest allocation freed, and when.
+    /// The blocks that the collection since the latest allocation freed, and when.
     pending: Vec<(BlockAllocation, u64)>,
     /// The number of collections that freed device memory.
     collections: u64,
@@ -77,7 +77,7 @@ impl ReferenceCycles {
         self.largest_collection = self.largest_collection.max(sum);
     }
 
-    /// What was freed by source, largest collection first.
+    /// The freed blocks by source, largest collection first.
     fn collected(&self) -> Vec<((StackId, ContextId), CollectedBlocks)> {
         let mut all: Vec<_> = self.by_source.iter().map(|(source, c)| (*source, *c)).collect();
         all.sort_by_key(|(source, c)| (std::cmp::Reverse((c.largest_collection, c.bytes)), *source));

@@ -1,4 +1,4 @@
-//! What a diagnostic rule states about itself.
+//! A diagnostic rule: its texts and properties.
 
 use crate::rules::RuleId;
 
@@ -9,13 +9,13 @@ pub struct DiagnosticRule {
     pub id: RuleId,
     /// The evidence that the rule requires.
     pub evidence: &'static str,
-    /// What the rule cannot detect, or can mistake.
+    /// The cases that the rule cannot detect, or can mistake.
     pub limits: &'static str,
-    /// What keeps the tensors that its issues are about.
+    /// The objects that keep the tensors of its issues.
     pub kept_by: KeptBy,
 }
 
-/// What keeps the tensors of an issue. `memtrace --holders` finds the Python objects.
+/// The objects that keep the tensors of an issue. `memtrace --holders` finds the Python objects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum KeptBy {
     /// No object of the program, or the objects do not matter.

@@ -44,7 +44,7 @@ pub(super) struct Requests {
 }
 
 impl Requests {
-    /// Takes a call of the model by the bytes that its first allocation requests. Returns the number of the request
+    /// Observes a call of the model by the bytes that its first allocation requests. Returns the number of the request
     /// that begins, counted from 0.
     pub(super) fn begins(&mut self, input: u64) -> Option<u32> {
         let smallest = self.smallest.map_or(input, |smallest| smallest.min(input));
@@ -58,7 +58,7 @@ impl Requests {
         begins.then(|| self.begun - 1)
     }
 
-    /// What the turns are, as far as the calls show.
+    /// The kind of turn, as far as the calls show it.
     pub(super) const fn turn(&self) -> LoopTurn {
         if self.has_inner_calls { LoopTurn::Request } else { LoopTurn::ModelCall }
     }

@@ -50,7 +50,7 @@ pub struct AnalysisOptions<'a> {
 pub struct Analysis {
     /// The devices, by ordinal.
     pub devices: Vec<DeviceAnalysis>,
-    /// What each owner held of each device's memory and of page-locked host memory.
+    /// The use of each device's memory and of page-locked host memory by each owner.
     pub owners: BTreeMap<(MemoryLocation, Owner), OwnerUsage>,
     /// By device: its whole memory. Without a device whose memory in use was never read.
     pub device_memory: BTreeMap<i16, DeviceMemory>,

@@ -7,8 +7,8 @@ use memtrace_trace::ids::{FrameId, StackId};
 
 use crate::rules::is_library;
 
-/// The maximum number of own functions on a stack, and of different stacks of functions. What is called beyond counts
-/// for its caller.
+/// The maximum number of own functions on a stack, and of different stacks of functions. Deeper calls count for their
+/// caller.
 pub(super) const MAX_DEPTH: usize = 16;
 const MAX_PATHS: usize = 4096;
 
@@ -54,7 +54,7 @@ fn is_own(frame: &Frame) -> bool {
 }
 
 impl CallTree {
-    /// Takes the stacks of a recording.
+    /// Makes a tree for the stacks of a recording.
     pub(super) fn new(definitions: &Definitions) -> CallTree {
         let mut tree = CallTree { of_stack: Vec::new(), nodes: vec![Node::default()], paths: vec![Path::default()] };
         let mut functions = HashMap::new();

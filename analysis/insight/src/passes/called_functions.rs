@@ -17,14 +17,15 @@ const MIN_CALLS: u64 = 4;
 const MIN_ALL_CALLS: u64 = 8;
 /// The maximum number of functions. Further ones are only counted.
 const MAX_FUNCTIONS: usize = 64;
-/// A dispatcher calls one function each time, but for one in so many calls, and those allocate most of what it needs.
+/// A dispatcher calls one function each time, except in 12.5 % (1/8) of the calls. These allocate most of what it
+/// needs.
 const DISPATCHES_ALONE: u64 = 8;
 const DISPATCHED_SHARE: (u64, u64) = (3, 4);
 /// In reinforcement learning, functions alternate that train and that only compute. One is called at most so many times
 /// as often as the other.
 const ALTERNATES: u64 = 2;
 
-/// What the calls of one function did.
+/// The sums over all calls of one function.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CalledFunction {
     /// A frame of the function.

@@ -2,9 +2,9 @@
 //! keeps and needs.
 //!
 //! A call begins with the first allocation inside it. It ends where an event of its thread comes from its caller or
-//! from another function. What the caller's line frees as the call returns still belongs to it: the call's local
-//! variables. Two calls in a row from one line, between which nothing is freed or allocated outside them, look like
-//! one. The second is counted if the function goes on at or before the line at which it began.
+//! from another function. Blocks that the caller's line frees as the call returns still belong to it: they are the
+//! call's local variables. Two calls in a row from one line, between which nothing is freed or allocated outside them,
+//! look like one. The second is counted if the function goes on at or before the line at which it began.
 //!
 //! Events of threads without own functions, such as those of the autograd engine, belong to the latest thread that has
 //! some.
@@ -23,7 +23,7 @@ use super::phase::Phase;
 /// The maximum number of threads at a time. Then the calls of the thread end that has been idle for longest.
 const MAX_THREADS: usize = 64;
 
-/// What the calls of the functions on one path did.
+/// The sums over the calls of the functions on one path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct CallTotals {
     /// The number of calls that events show to be different ones.
@@ -39,7 +39,7 @@ pub(super) struct CallTotals {
     pub(super) work: Work,
 }
 
-/// What the phases of allocations show about a function.
+/// The work of a function, as the phases of its allocations show it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Work {
     /// A backward pass or an optimizer ran.
@@ -128,7 +128,7 @@ impl Calls {
         &self.totals
     }
 
-    /// What the whole program did.
+    /// The work of the whole program.
     pub(super) const fn work(&self) -> Work {
         self.work
     }

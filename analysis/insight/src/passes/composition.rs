@@ -1,4 +1,4 @@
-//! What was allocated at the peak, without storing every peak on the way up.
+//! The blocks that were allocated at the peak, without storing every peak on the way up.
 //!
 //! A block belongs to the peak if it was allocated before it and freed after it. So a new peak needs no work; only a
 //! free does. A freed block that was allocated at the latest peak is added to that peak's composition. A newer peak
@@ -174,7 +174,8 @@ impl Composition {
         sums
     }
 
-    /// The amounts by custom category, in the order of the categories' first rules. What no rule matches comes last.
+    /// The amounts by custom category, in the order of the categories' first rules. Blocks that no rule matches come
+    /// last.
     pub fn by_custom_category(&self) -> BTreeMap<CustomCategory, Amount> {
         let mut sums: BTreeMap<CustomCategory, Amount> = BTreeMap::new();
         for (origin, amount) in self.origins() {
@@ -185,7 +186,7 @@ impl Composition {
         sums
     }
 
-    /// The amounts by compile context. What no compiled region allocated comes last.
+    /// The amounts by compile context. Blocks that no compiled region allocated come last.
     pub fn by_compile_context(&self) -> BTreeMap<CompileContextId, Amount> {
         let mut sums: BTreeMap<CompileContextId, Amount> = BTreeMap::new();
         for (origin, amount) in self.origins() {

@@ -1,4 +1,4 @@
-//! What each CUDA graph costs: the blocks and segments that its capture adds to a private pool, and the device memory
+//! The cost of each CUDA graph: the blocks and segments that its capture adds to a private pool, and the device memory
 //! that its instantiation takes.
 //!
 //! Events of PyTorch's allocator between the begin and the end of a capture belong to it, if they are of a private pool
@@ -138,8 +138,8 @@ impl CudaGraphs {
         &self.pools
     }
 
-    /// Whether the program destroyed all executable graphs of this one, and allocated memory afterwards. What the end
-    /// of the process destroys does not count.
+    /// Whether the program destroyed all executable graphs of this one, and allocated memory afterwards. Graphs that
+    /// are destroyed at the end of the process do not count.
     pub fn is_destroyed(&self, graph: &CudaGraph) -> bool {
         graph.destroyed_at != 0 && graph.destroyed_at < self.last_allocation
     }
@@ -154,7 +154,7 @@ impl CudaGraphs {
         self.failed
     }
 
-    /// Takes the start or end of a named range.
+    /// Observes the start or end of a named range.
     pub fn observe_range(&mut self, e: &Event) {
         // A range with a number can end on another thread, so it says nothing about the thread's calls.
         if e.range_number() != 0 {
@@ -174,7 +174,7 @@ impl CudaGraphs {
         }
     }
 
-    /// Takes any other event. Returns the private pool of an allocation that belongs to a capture.
+    /// Observes any other event. Returns the private pool of an allocation that belongs to a capture.
     #[inline]
     pub fn observe(&mut self, e: &Event) -> Option<u16> {
         if e.action == Action::Graph {

@@ -85,7 +85,7 @@ struct Cache {
 pub type DecidingRule = Option<usize>;
 
 impl<'a> CustomCategorizer<'a> {
-    /// Takes the rules, and the definitions and names of a recording.
+    /// Makes a categorizer for these rules, and for the definitions and names of a recording.
     pub fn new(rules: &'a CustomRules, definitions: &'a Definitions, names: &'a Names) -> CustomCategorizer<'a> {
         let mut sets = RuleSets::default();
         let indifferent = CustomField::ALL.map(|field| sets.id(texts_match(rules, field, &[])));
@@ -262,8 +262,8 @@ fn texts_match(rules: &CustomRules, field: CustomField, texts: &[&str]) -> Bits 
     bits.into()
 }
 
-/// What an expression for the stack is matched against: `/home/me/model.py:88 Block.forward`. Without a known line,
-/// `libtorch_cuda.so at::native::empty_cuda`.
+/// The text of a frame that an expression for the stack is matched against: `/home/me/model.py:88 Block.forward`.
+/// Without a known line, `libtorch_cuda.so at::native::empty_cuda`.
 fn frame_text(frame: &Frame) -> String {
     let name = if frame.qualname.is_empty() { &frame.name } else { &frame.qualname };
     match frame.line {

@@ -1,7 +1,8 @@
 //! The whole memory of a device: what this process has allocated, and what is in use beyond that.
 //!
-//! The recording has readings of the memory in use on the device. What exceeds this process's allocations at a reading
-//! is memory of the driver (contexts, kernels) and of other processes. Between readings, this part counts as unchanged.
+//! The recording has readings of the memory in use on the device. The excess over this process's allocations at a
+//! reading is memory of the driver (contexts, kernels) and of other processes. Between readings, this part counts as
+//! unchanged.
 
 use std::collections::BTreeMap;
 
@@ -33,13 +34,13 @@ pub struct DeviceMemoryState {
     pub beyond_allocations: u64,
     /// The part of it that contexts took which were created after the first reading.
     pub later_contexts: u64,
-    /// What this process had allocated.
+    /// This process's allocations.
     pub allocations: DeviceAllocations,
     /// The bytes of blocks that PyTorch's caching allocator had handed out.
     pub blocks: u64,
 }
 
-/// What the readings of one device show.
+/// The memory of one device, as its readings show it.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct DeviceMemory {
     /// The total bytes of the device, as the driver reports them.
@@ -86,7 +87,8 @@ impl DeviceMemory {
     /// The free bytes of the device that a limit kept from this process at the out-of-memory error with this `seq`.
     /// `None` without a limit, or if it is unknown.
     ///
-    /// The driver's own answer counts as free. What PyTorch got as free may come from a library that limits memory.
+    /// The driver's own answer counts as free. PyTorch's figure of free memory may come from a library that limits
+    /// memory.
     pub fn held_back(&self, seq: u64) -> Option<u64> {
         self.held_back.iter().find(|one| one.seq == seq).map(|one| one.bytes)
     }
@@ -116,7 +118,7 @@ pub(crate) struct DeviceMemories {
 }
 
 impl DeviceMemories {
-    /// Takes an event that was replayed.
+    /// Observes an event that was replayed.
     #[inline]
     pub(super) fn observe(&mut self, replay: &Replay, e: &Event) {
         if e.action == Action::DeviceUsage {
@@ -198,7 +200,7 @@ impl DeviceMemories {
         }
     }
 
-    /// Takes the event that led to a new peak of allocated bytes on its device.
+    /// Observes the event that led to a new peak of allocated bytes on its device.
     #[cold]
     pub(super) fn allocated_peak(&mut self, replay: &Replay, e: &Event) {
         if let Some(device) = self.devices.get_mut(&e.device).filter(|device| device.has_readings()) {

@@ -31,7 +31,7 @@ pub struct DeviceUses {
 }
 
 impl DeviceUses {
-    /// Takes one event.
+    /// Observes one event.
     #[inline]
     pub fn observe(&mut self, e: &Event) {
         let bit = 1u64.checked_shl(u32::from(e.device.unsigned_abs())).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! What calls of models without gradients are for: an evaluation, generation, or rollouts for reinforcement learning.
+//! The use of calls of models without gradients: an evaluation, generation, or rollouts for reinforcement learning.
 //!
 //! A place is a call stack up to a model's call. The innermost function of it that is named after one of the three
 //! decides. Without such a function, these facts do:
@@ -7,8 +7,8 @@
 //!   number of bytes, [`SAME_GROWTH`] times in a row, while the sizes of others stay. This is a cache to which each
 //!   call adds a token.
 //! - Rollouts: several calls of trained modules come before the first backward pass, calls come between later ones, and
-//!   the last calls are followed by more training, or were interrupted. What a training starts with and goes on with is
-//!   its data. An evaluation ends a training, or at least follows its last part.
+//!   the last calls are followed by more training, or were interrupted. The calls that a training starts with and goes
+//!   on with make its data. An evaluation ends a training, or at least follows its last part.
 //!
 //! A place that computes losses evaluates, and training that begins its steps with a data loader has its data from
 //! there.
@@ -27,7 +27,7 @@ use memtrace_input::AddressBuildHasher;
 const SAME_GROWTH: u32 = 2;
 /// Keys and values.
 const GROWING_BLOCKS: u32 = 2;
-/// At least one in this many of the stacks that allocate in a call that adds a token has a size that stays.
+/// At least 25 % (1/4) of the stacks that allocate in a call that adds a token have a size that stays.
 const STEADY_PART: u32 = 4;
 /// So many calls before the first backward pass, and so many parts of the program with calls, show rollouts.
 const FIRST_CALLS: u32 = 2;
@@ -36,7 +36,7 @@ const PARTS: u32 = 2;
 const MAX_PLACES: usize = 4096;
 const MAX_MODULES: usize = 16;
 
-/// What the places of calls without gradients are for.
+/// The uses of calls without gradients, by place.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ForwardOnlyCalls {
     uses: HashMap<StackId, ForwardOnlyUse>,
@@ -65,7 +65,7 @@ pub struct CacheGrowth {
 }
 
 impl ForwardOnlyCalls {
-    /// What the calls at this place are for.
+    /// The use of the calls at this place.
     pub(super) fn use_of(&self, place: StackId) -> ForwardOnlyUse {
         self.uses.get(&place).copied().unwrap_or(ForwardOnlyUse::Evaluation)
     }
@@ -141,19 +141,19 @@ pub(super) struct ForwardOnlyFinder {
 }
 
 impl ForwardOnlyFinder {
-    /// Takes the beginning of a backward pass.
+    /// Observes the beginning of a backward pass.
     pub(super) fn backward_began(&mut self) {
         self.backward_passes += 1;
         self.trained();
     }
 
-    /// Takes the beginning of a call, or with `NONE` of the code between calls.
+    /// Observes the beginning of a call, or with `NONE` of the code between calls.
     pub(super) fn begins(&mut self, place: StackId) {
         let number = self.places.get(&place).map_or(0, |place| place.calls);
         self.open = OpenPlace { place, number, ..OpenPlace::default() };
     }
 
-    /// Takes an allocation without gradients in the call that is running.
+    /// Observes an allocation without gradients in the call that is running.
     #[inline]
     pub(super) fn allocated(&mut self, stack: StackId, context: ContextId, requested: u64) {
         let open = &mut self.open;
@@ -197,7 +197,7 @@ impl ForwardOnlyFinder {
         *growth = Growth { call: open.number, size: requested, by, times, blocks: 1 };
     }
 
-    /// Takes the end of the call at `place`. `is_forward_only`: autograd has not recorded in it.
+    /// Observes the end of the call at `place`. `is_forward_only`: autograd has not recorded in it.
     pub(super) fn ended(&mut self, place: StackId, is_forward_only: bool) {
         if !is_forward_only {
             self.trained();
@@ -222,7 +222,7 @@ impl ForwardOnlyFinder {
         known.adds_tokens |= self.open.place == place && growing_blocks >= GROWING_BLOCKS && is_steady;
     }
 
-    /// Takes the computation of a loss without gradients.
+    /// Observes the computation of a loss without gradients.
     #[inline]
     pub(super) fn computes_loss(&mut self) {
         let place = if self.open.place.is_none() { self.latest } else { self.open.place };
@@ -234,7 +234,7 @@ impl ForwardOnlyFinder {
         }
     }
 
-    /// Takes the beginning of a part of the training.
+    /// Observes the beginning of a part of the training.
     fn trained(&mut self) {
         self.follow(StackId::NONE);
     }
@@ -334,7 +334,7 @@ fn trained_modules(definitions: &Definitions) -> HashSet<(u64, &str)> {
     calls.map(|call| (call.object, &*call.class)).collect()
 }
 
-/// What the innermost function that is named after it says about a place.
+/// The use of a place, by the innermost function that is named after a use.
 fn name_of(place: StackId, definitions: &Definitions) -> Option<ForwardOnlyUse> {
     let frames = definitions.walk(place).skip(1).filter_map(|(_, frame)| frame).filter(|frame| !frame.native);
     frames.filter_map(|frame| names_forward_only(&frame.filename, &frame.name)).next()

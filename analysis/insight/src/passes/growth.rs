@@ -1,4 +1,4 @@
-//! What grew and what was freed, by phase. It explains the net change of each phase.
+//! The growth and the frees by phase. They explain the net change of each phase.
 //!
 //! A phase *keeps* a block that it allocates if the block outlives the phase. A phase can also free blocks that other
 //! phases had kept. Optimizers allocate their state in the first step. So the sums are separate for the time before the
@@ -148,7 +148,7 @@ impl Growth {
         }
     }
 
-    /// What a phase kept, by category, most bytes first.
+    /// The blocks that a phase kept, by category, most bytes first.
     pub fn kept(&self, part: RunPart, phase: Phase) -> Vec<(Category, KeptMemory)> {
         let mut sums: HashMap<Category, KeptMemory> = HashMap::new();
         for (source, kept) in self.kept.iter().filter(|(s, _)| s.part == part && s.phase == phase) {
@@ -162,7 +162,7 @@ impl Growth {
         sums
     }
 
-    /// What a phase freed of the blocks that others had kept, by category, most bytes first.
+    /// The blocks of other phases that a phase freed, by category, most bytes first.
     pub fn freed_of_other_phases(&self, part: RunPart, phase: Phase) -> Vec<(Category, Amount)> {
         let mut all: Vec<_> = self
             .freed_of_other_phases

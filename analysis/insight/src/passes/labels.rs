@@ -1,4 +1,4 @@
-//! What happened inside the ranges that the program named (`record_function`, NVTX, `gpu_memtrace.annotate`), with one
+//! The memory use inside the ranges that the program named (`record_function`, NVTX, `gpu_memtrace.annotate`), with one
 //! row per name.
 //!
 //! A range is a time range. It covers all changes to the device's memory between its start and its end, on any thread,
@@ -21,7 +21,7 @@ use crate::rules::{PhaseRuleId, label_rule};
 /// The maximum number of rows. Further names are only counted.
 const MAX_ROWS: usize = 256;
 
-/// What happened inside the ranges of one name.
+/// The memory use inside the ranges of one name.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct LabelRow {
     /// The name. A trailing `*` stands for the number if several names share the row: `ProfilerStep#*`, `step_*`.
@@ -339,7 +339,7 @@ mod tests {
     const START: Action = Action::RangeStart;
     const END: Action = Action::RangeEnd;
 
-    /// What is allocated in the part that two ranges of one name share counts for the range that ends first.
+    /// A block in the part that two ranges of one name share counts for the range that ends first.
     #[test]
     fn an_overlapping_range_of_the_same_name_measures_from_the_end_of_the_first() {
         let mut collector = LabelCollector::new(&definitions(&[("pass", LabelOrigin::RecordFunction)]));

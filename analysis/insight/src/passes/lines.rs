@@ -1,4 +1,4 @@
-//! What each source line did to a device's memory: the figures of a line profiler, computed from events.
+//! The effect of each source line on a device's memory: the figures of a line profiler, computed from events.
 //!
 //! A line is current from an event whose stack contains it to the next event of that thread. Between events the
 //! recording shows nothing. An event counts for every line in its stack; in a recursive function, only for the
@@ -31,7 +31,7 @@ const CACHE_SIZE: usize = 4096;
 /// The maximum number of threads whose last stack is remembered.
 const MAX_THREADS: usize = 1 << 16;
 
-/// What a line did. Bytes are rounded as the allocator rounds.
+/// The memory use of a line. Bytes are rounded as the allocator rounds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LineUse {
     /// How often events showed that the line was entered: a lower bound of its executions. 0 if threads are unknown.
@@ -130,7 +130,7 @@ impl LineStatistics {
         }
     }
 
-    /// What changed from `before` to `now`.
+    /// The changes from `before` to `now`.
     fn between(before: &[Stats; 3], now: &[Stats; 3], seq: u64) -> LineStatistics {
         let mut pools = *now;
         for (stat, before) in pools.iter_mut().flatten().zip(before.iter().flatten()) {
@@ -156,7 +156,7 @@ struct StackStatistics {
 }
 
 impl StackStatistics {
-    /// Takes an event that counts for these stacks.
+    /// Observes an event that counts for these stacks.
     fn observe(&mut self, allocator: &Allocator, e: &Event, change: &Change, stacks: [StackId; 2], counts: bool) {
         self.device.observe(allocator, e, change);
         let now = self.device.pools();

@@ -9,7 +9,7 @@ use super::stacks::StackFacts;
 use crate::rules::{Meaning, PhaseRuleId, is_workspace_size};
 use memtrace_replay::BlockId;
 
-/// What is remembered of an allocated block besides its `BlockAllocation`.
+/// The facts about an allocated block that are not in its `BlockAllocation`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Mark {
     /// A combination of the constants.

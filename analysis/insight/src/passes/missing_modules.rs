@@ -1,5 +1,5 @@
-//! What an interrupted forward pass had not yet called: the missing ones of repeated modules, with their activations,
-//! and other modules by name.
+//! The modules that an interrupted forward pass had not yet called: the missing ones of repeated modules, with their
+//! activations, and other modules by name.
 //!
 //! The activations of a missing module are those of its siblings of the same class whose calls are complete. This is
 //! stated only if the siblings agree: the calls go through them in their order, at least two are complete, and their
@@ -19,7 +19,7 @@ use super::rest_of_step::CallLevel;
 use crate::rules::UserClasses;
 use memtrace_replay::{Contexts, Names};
 
-/// The activations of complete siblings may differ by one in this many parts.
+/// The activations of complete siblings may differ by 5 % (1/20).
 const ALIKE: u64 = 20;
 /// The minimum number of complete siblings.
 const MIN_COMPLETE: usize = 2;
@@ -39,14 +39,14 @@ pub struct MissingSiblings {
     pub complete: usize,
     /// The mean activations of a complete sibling, in bytes.
     pub each: u64,
-    /// What the running sibling lacks of this mean, in bytes.
+    /// The part of this mean that the running sibling lacks, in bytes.
     pub rest_of_running: u64,
     /// The highest number of allocated bytes in the last sibling's call, if it goes as those of the complete siblings;
     /// `None` if the order of the calls is unknown.
     pub peak: Option<u64>,
 }
 
-/// What an interrupted forward pass had not yet called.
+/// The modules that an interrupted forward pass had not yet called.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct MissingModules {
     /// The outermost repeated modules with known activations.

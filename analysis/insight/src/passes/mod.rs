@@ -1,7 +1,7 @@
 //! Conclusions: one file per result.
 //!
 //! A pass implements the trait `Pass` (`pass`) and is an entry of `list`. [`Analysis`] streams a recording once, and
-//! drives all passes of each device (`driver`). What must be known before is in [`FirstPass`], which streams the
+//! drives all passes of each device (`driver`). Facts that must be known before are in [`FirstPass`], which streams the
 //! recording at most once. So a recording is streamed at most twice.
 
 mod analysis;

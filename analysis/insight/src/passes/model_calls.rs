@@ -55,7 +55,7 @@ impl OpenCall {
         })
     }
 
-    /// Takes the gradient mode of an event of the call. `stack`: its Python stack.
+    /// Observes the gradient mode of an event of the call. `stack`: its Python stack.
     #[inline]
     fn observe_mode(&mut self, e: &Event, stack: StackId) {
         let is_on = e.flags.contains(Flags::GRAD_KNOWN) && e.flags.contains(Flags::GRAD_ENABLED);
@@ -66,8 +66,8 @@ impl OpenCall {
         self.has_gradients |= before.is_some_and(|before| before != stack);
     }
 
-    /// Takes the next event outside backward passes. `stack`: its Python stack. `records_later`: whether autograd will
-    /// record in the call of this event.
+    /// Observes the next event outside backward passes. `stack`: its Python stack. `records_later`: whether autograd
+    /// will record in the call of this event.
     #[inline]
     pub(super) fn observe(&mut self, e: &Event, facts: &StackFacts, stack: StackId, records_later: bool) {
         if self.is_part(e, facts) {
@@ -84,7 +84,7 @@ impl OpenCall {
     }
 }
 
-/// What a pass over the whole recording shows about the calls of models.
+/// The calls of models, as a pass over the whole recording shows them.
 #[derive(Clone, Debug)]
 pub struct ModelCalls {
     /// The calls that begin without gradients and record later: `seq` of the first event, and of the first one with
@@ -98,7 +98,7 @@ pub struct ModelCalls {
     may_train: HashSet<StackId>,
     /// `seq` of the last event that is part of a training step.
     last_training: u64,
-    /// What calls without gradients are for.
+    /// The uses of calls without gradients.
     forward_only: ForwardOnlyCalls,
 }
 
@@ -151,7 +151,7 @@ impl ModelCalls {
         !self.untrained.is_empty() && self.untrained.contains(&place)
     }
 
-    /// What the calls without gradients at this place are for.
+    /// The use of the calls without gradients at this place.
     pub(super) fn use_of(&self, place: StackId) -> ForwardOnlyUse {
         self.forward_only.use_of(place)
     }
@@ -204,12 +204,12 @@ pub(super) struct CallFinder {
 }
 
 impl CallFinder {
-    /// Takes the definitions of a recording.
+    /// Makes a finder for the definitions of a recording.
     pub(super) fn new(definitions: &Definitions) -> CallFinder {
         CallFinder { losses: definitions.frames.iter().map(is_loss).collect(), ..CallFinder::default() }
     }
 
-    /// Takes an event of a backward pass.
+    /// Observes an event of a backward pass.
     #[inline]
     pub(super) fn observe_backward(&mut self, seq: u64) {
         self.last_training = seq;
@@ -218,7 +218,7 @@ impl CallFinder {
         }
     }
 
-    /// Takes an allocation, a free or an out-of-memory error outside backward passes.
+    /// Observes an allocation, a free or an out-of-memory error outside backward passes.
     #[inline]
     pub(super) fn observe(&mut self, e: &Event, table: &StackTable) {
         let facts = table.facts(e.stack);
@@ -252,7 +252,7 @@ impl CallFinder {
         self.losses.get(frame.index()).is_some_and(|is_loss| *is_loss)
     }
 
-    /// Takes a call that has ended.
+    /// Observes a call that has ended.
     fn ended(&mut self, call: &OpenCall, table: &StackTable) {
         let (first, last) = self.seqs;
         if !call.place.is_none() {

@@ -34,7 +34,7 @@ impl NodeMemory {
         add(&mut self.own, category, amount);
     }
 
-    /// Takes the activations of the module's own call.
+    /// Adds the activations of the module's own call.
     pub(super) fn add_activations(&mut self, part: &ModulePart) {
         self.last = self.last.max(part.last);
         self.is_checkpointed |= part.checkpointed;

@@ -36,7 +36,7 @@ pub struct Oom {
     pub position: ProgramPosition,
     /// The blocks that were in use.
     pub in_use: Composition,
-    /// What the caching allocator had reserved.
+    /// The memory that the caching allocator had reserved.
     pub reserved: Reserved,
     /// By owner: bytes that this process held outside the caching allocator.
     pub outside_pytorch: Vec<(Owner, u64)>,

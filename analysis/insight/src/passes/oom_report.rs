@@ -34,11 +34,11 @@ pub struct OomReport {
     pub same_size: Vec<u64>,
     /// All allocated blocks at an error, as the `seq` of their allocation and their bytes, in order.
     pub in_use: Vec<(u64, u64)>,
-    /// What the interrupted step would still have requested. `None` if no earlier iteration shows it.
+    /// The requests that the interrupted step would still have made. `None` if no earlier iteration shows it.
     pub rest: Option<RestOfStep>,
     /// The allocated bytes during the calls of modules in the interrupted step, if no earlier iteration shows the rest.
     pub calls: Vec<CallLevel>,
-    /// What other settings would have done.
+    /// The outcomes with other settings.
     pub what_if: Option<WhatIf>,
 }
 

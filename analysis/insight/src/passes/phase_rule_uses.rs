@@ -5,7 +5,7 @@ use memtrace_trace::ids::FrameId;
 use super::phase::{EventClassification, Phase};
 use crate::rules::PhaseRuleId;
 
-/// What one rule decided.
+/// The decisions of one rule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PhaseRuleUse {
     /// The rule.

@@ -1,4 +1,4 @@
-//! What each phase of each step allocated, freed and kept, and its peak.
+//! The memory that each phase of each step allocated, freed and kept, and its peak.
 //!
 //! A long run has many steps. The first steps, the last steps, the step with the peak and a sample of all steps are
 //! kept row by row. All others count only in the sums.

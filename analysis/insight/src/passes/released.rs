@@ -1,5 +1,5 @@
-//! What stays on a device where a program has released memory: after `empty_cache`, after a model was offloaded, at the
-//! end of a trial.
+//! The memory that stays on a device where a program has released memory: after `empty_cache`, after a model was
+//! offloaded, at the end of a trial.
 //!
 //! The first pass finds when each point counts ([`ReleaseFinder`]). At that time the main pass divides the memory: a
 //! program can come to a point a million times, and a division visits all segments.
@@ -77,7 +77,7 @@ impl ReleasePoint {
     }
 }
 
-/// What stayed on one device after a point.
+/// The memory that stayed on one device after a point.
 #[derive(Clone, Debug, Default)]
 pub struct ReleasedMemory {
     /// How often the program came to the point.
@@ -92,7 +92,7 @@ pub struct ReleasedMemory {
     pub reserved: Reserved,
     /// The private pools: their reserved and their allocated bytes.
     pub private_pools: Vec<(u16, u64, Amount)>,
-    /// What this process had allocated from CUDA.
+    /// This process's allocations from CUDA.
     pub allocations: DeviceAllocations,
     /// The whole memory of the device. `None` without readings.
     pub device: Option<DeviceMemoryState>,
@@ -254,7 +254,7 @@ pub(super) fn device_bytes(replay: &Replay, device: &DeviceReplay) -> u64 {
     }
 }
 
-/// What an event means for the points: bits by the index of the point.
+/// The meaning of an event for the points: bits by the index of the point.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Passed {
     /// The range or the call begins.
@@ -283,7 +283,7 @@ struct ReleasePoints<'a> {
 }
 
 impl<'a> ReleasePoints<'a> {
-    /// Takes the points and the definitions of a recording. At most [`MAX_POINTS`] points count.
+    /// Makes the points for the definitions of a recording. At most [`MAX_POINTS`] points count.
     fn new(points: &'a [ReleasePoint], definitions: &'a Definitions) -> ReleasePoints<'a> {
         let points = points.get(..points.len().min(MAX_POINTS)).unwrap_or_default();
         let of_frame = |frame: &Frame| {
@@ -314,7 +314,7 @@ impl<'a> ReleasePoints<'a> {
         !self.of_stack.is_empty() || self.ranges.iter().flatten().any(OpenRanges::can_open)
     }
 
-    /// Takes the start or the end of a range.
+    /// Observes the start or the end of a range.
     fn observe_range(&mut self, e: &Event) -> Passed {
         let mut passed = Passed::default();
         for (at, ranges) in self.ranges.iter_mut().enumerate() {
@@ -328,7 +328,7 @@ impl<'a> ReleasePoints<'a> {
         passed
     }
 
-    /// Takes any other event, before it is replayed.
+    /// Observes any other event, before it is replayed.
     #[inline]
     fn observe(&mut self, e: &Event) -> Passed {
         if self.of_stack.is_empty() {
@@ -417,7 +417,7 @@ mod tests {
         run(ReleasePoints::new(&[ReleasePoint::Function("sleep".into())], &definitions))
     }
 
-    /// What events of threads with stacks mean for calls of `sleep`. The stacks 2 and 3 are inside.
+    /// The points that events of threads with stacks pass, for calls of `sleep`. The stacks 2 and 3 are inside.
     fn passed_by(found: &mut ReleasePoints<'_>, stacks: &[(u32, u32)]) -> Vec<Passed> {
         let event =
             |(thread, stack): &(u32, u32)| Event { thread: ThreadId(*thread), stack: StackId(*stack), ..Event::EMPTY };

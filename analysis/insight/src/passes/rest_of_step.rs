@@ -1,9 +1,9 @@
-//! What an interrupted step would still have requested and freed, taken from an earlier iteration of the same loop.
+//! The requests and frees that an interrupted step would still have made, from an earlier iteration of the same loop.
 //!
 //! While a recording streams, a [`StepRecorder`] keeps the requests and frees of the latest two steps. At the error,
-//! [`InterruptedStep`] looks for the place of the failed request in the earlier step: the request with the same
-//! stack and size that has the longest run of equal requests before it. What the earlier step did from that place to
-//! its end is the rest of the failed step.
+//! [`InterruptedStep`] looks for the place of the failed request in the earlier step: the request with the same stack
+//! and size that has the longest run of equal requests before it. The part of the earlier step from that place on
+//! is the rest of the failed step.
 //!
 //! If the earlier step did something else, the failed step itself can have an earlier iteration: a micro-batch, or a
 //! batch of an evaluation. Its rest ends where the next iteration began.
@@ -31,8 +31,8 @@ const MIN_EQUAL_ITERATION: usize = 2;
 const MAX_EQUAL: usize = 4096;
 /// At most this many places are compared.
 const MAX_PLACES: usize = 1024;
-/// Blocks that the first step left, and of which it is unknown whether the next step frees them, may have at most one
-/// in this many parts of the result.
+/// Blocks that the first step left, and of which it is unknown whether the next step frees them, may have at most 5 %
+/// (1/20) of the result.
 const UNCERTAIN: u64 = 20;
 
 /// The earlier iteration that shows the rest of a step.
@@ -87,7 +87,7 @@ pub enum RestBlock {
 pub struct RestOfStep {
     /// The earlier iteration that it is taken from.
     pub taken_from: EarlierIteration,
-    /// What follows, beginning with the failed request.
+    /// The events of the rest, beginning with the failed request.
     pub events: Vec<RestEvent>,
     /// The highest number of allocated bytes.
     pub peak: u64,
@@ -106,7 +106,7 @@ pub struct CallLevel {
     pub peak: u64,
 }
 
-/// What makes two requests equal.
+/// The key by which two requests are equal.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct RequestKey {
     /// The Python stack.
@@ -562,7 +562,7 @@ impl MatchedBlocks {
         MatchedBlocks { now: matched, unmatched }
     }
 
-    /// Takes a block of the failed step that corresponds to none. Returns whether there was one.
+    /// Removes a block of the failed step that corresponds to none. Returns whether there was one.
     fn take_unmatched(&mut self, key: RequestKey) -> bool {
         self.unmatched.get_mut(&key).and_then(VecDeque::pop_front).is_some()
     }
@@ -730,8 +730,8 @@ mod tests {
         assert_eq!(r.rest(&starts[1..], 9, 10), None, "no earlier step");
     }
 
-    /// What the first step leaves behind makes its rest uncertain. A block that is as large as the step cannot be
-    /// ignored, a small one can.
+    /// The blocks that the first step leaves behind make its rest uncertain. A block that is as large as the step
+    /// cannot be ignored, a small one can.
     #[test]
     fn what_the_first_step_leaves_makes_the_rest_uncertain() {
         for (left, is_certain) in [(1, true), (100, false)] {

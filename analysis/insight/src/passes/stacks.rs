@@ -1,4 +1,4 @@
-//! What each stack of a recording proves on its own, computed once before the events are streamed.
+//! The facts that each stack of a recording proves on its own, computed once before the events are streamed.
 //!
 //! A parent has a smaller id than its child, so one pass over the table computes each stack from its caller's facts.
 //! Native frames are ignored: stacks that differ only in native frames have the same facts. So are the frames that
@@ -77,7 +77,7 @@ pub struct StackTable {
 }
 
 impl StackTable {
-    /// Takes the definitions of a recording.
+    /// Makes the table for the definitions of a recording.
     pub fn new(definitions: &Definitions) -> StackTable {
         let rules: Vec<_> = definitions.frames.iter().map(|f| (frame_rule(f), optimizer_of(f))).collect();
         let is_ignored = |(i, frame): (usize, &Frame)| {
@@ -204,7 +204,7 @@ impl StackTable {
         !context.is_none() && !self.recomputing_nodes.is_empty() && self.recomputing_nodes.contains(&context)
     }
 
-    /// What each context is.
+    /// The meaning of each context.
     #[inline]
     pub fn contexts(&self) -> &Contexts {
         &self.contexts

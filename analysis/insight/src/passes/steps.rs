@@ -49,7 +49,7 @@ pub struct StepEnds {
 pub(super) struct LabelRules(Vec<Option<&'static LabelRule>>);
 
 impl LabelRules {
-    /// Takes the labels of a recording.
+    /// Makes the rules for the labels of a recording.
     pub(super) fn of(definitions: &Definitions) -> LabelRules {
         let mut rules = Vec::new();
         for (id, label) in &definitions.labels {
@@ -86,7 +86,8 @@ pub(super) struct TrainingLoop {
 }
 
 impl TrainingLoop {
-    /// Takes a recording. Streams it if it has ranges of an optimizer's step, or no training at all.
+    /// Finds the training loop of a recording. Streams it if it has ranges of an optimizer's step, or no training at
+    /// all.
     pub(super) fn of(recording: &dyn Recording, table: &StackTable, rules: &LabelRules) -> TrainingLoop {
         let mut finder = LoopFinder::new(recording.definitions(), table, rules);
         if finder.is_needed() {
@@ -102,7 +103,7 @@ pub(super) struct LoopFinder {
     calls: CallFinder,
     has_ranges: bool,
     may_train: bool,
-    /// What is older than the kept events is not in the order of the program.
+    /// In a rotated recording, events before the kept ones are not in the order of the program.
     is_rotated: bool,
 }
 
@@ -162,7 +163,7 @@ impl LoopFinder {
 }
 
 impl StepEnds {
-    /// Takes a recording. Empty if the recording has no range of an optimizer's step.
+    /// Finds the ends of the steps of a recording. Empty if the recording has no range of an optimizer's step.
     pub fn of(recording: &dyn Recording) -> StepEnds {
         let definitions = recording.definitions();
         TrainingLoop::of(recording, &StackTable::new(definitions), &LabelRules::of(definitions)).ends
@@ -284,7 +285,7 @@ impl BatchFinder {
     }
 
     /// The stacks that load batches of the training, and whether these are known: whether the program calls its model
-    /// for the training right after steps. What an evaluation loads is no such batch.
+    /// for the training right after steps. Batches that an evaluation loads do not count.
     fn stacks(&self, table: &StackTable, calls: &ModelCalls, has_loaders: bool) -> (bool, HashSet<StackId>) {
         let trains = |place: StackId| table.is_trained(place) || calls.may_train(place);
         // Where steps begin with a data loader, what comes before it is not the batch.
@@ -381,7 +382,7 @@ impl StepFinder {
         }
     }
 
-    /// Takes an allocation, a free or an out-of-memory error outside backward passes.
+    /// Observes an allocation, a free or an out-of-memory error outside backward passes.
     #[inline]
     fn observe_outside(&mut self, e: &Event, table: &StackTable) {
         // While a backward pass runs, its caller waits.
@@ -428,7 +429,7 @@ impl StepFinder {
         !self.has_nodes || self.last_backward > seq
     }
 
-    /// Takes the range of an optimizer inside a backward pass. All optimizers of one backward pass are one.
+    /// Observes the range of an optimizer inside a backward pass. All optimizers of one backward pass are one.
     fn stepped_in_backward(&mut self, e: &Event) {
         if !std::mem::replace(&mut self.steps_in_backward, true) {
             self.step_called((e.label_id(), e.stack), e.seq);
@@ -485,8 +486,8 @@ impl StepFinder {
         }
     }
 
-    /// Takes the call of an optimizer. Returns where the current step ends if this optimizer has stepped in it; `None`
-    /// if nothing ran between two calls.
+    /// Observes the call of an optimizer. Returns where the current step ends if this optimizer has stepped in it;
+    /// `None` if nothing ran between two calls.
     fn step_called(&mut self, site: Site, seq: u64) -> Option<u64> {
         self.optimizers.calls += 1;
         // The recording does not show a backward pass that is replayed as a CUDA graph. It can show the data loader's

@@ -6,9 +6,9 @@
 //! difference the replay stops, and the result makes no claim about the run. PyTorch versions differ in which of two
 //! equal blocks they take: the one at the lower address, or the one whose segment is older. Both orders are tried.
 //!
-//! Policies with other settings receive the same requests, on a device with as much memory as the allocator had. What
-//! the replay cannot know stays as recorded: the memory of other libraries and processes, and when streams were done
-//! with a block. If an earlier iteration shows the rest of an interrupted step, a setting under which the failed
+//! Policies with other settings receive the same requests, on a device with as much memory as the allocator had. Facts
+//! that the replay cannot know stay as recorded: the memory of other libraries and processes, and when streams were
+//! done with a block. If an earlier iteration shows the rest of an interrupted step, a setting under which the failed
 //! request fits receives that rest as well.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -35,7 +35,7 @@ pub struct Agreement {
     pub peak_reserved: u64,
 }
 
-/// What one setting would have done.
+/// The outcome of one setting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SettingOutcome {
     /// The setting.
@@ -53,7 +53,7 @@ pub struct SettingOutcome {
     pub step: Option<StepOutcome>,
 }
 
-/// What one setting would have done with the rest of an interrupted step.
+/// The outcome of one setting for the rest of an interrupted step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StepOutcome {
     /// The bytes that the device lacks for the rest of the step; 0 if the step fits.
@@ -67,13 +67,13 @@ pub struct StepOutcome {
 pub struct WhatIf {
     /// Whether the replay reproduces the recording.
     pub agreement: Agreement,
-    /// What other settings would have done. Empty if the replay does not reproduce the recording.
+    /// The outcomes of other settings. Empty if the replay does not reproduce the recording.
     pub outcomes: Vec<SettingOutcome>,
     /// The memory of the replayed device under other settings, in bytes.
     pub limit: u64,
 }
 
-/// What to replay.
+/// The device, the settings and the limits of a replay.
 #[derive(Clone, Debug)]
 pub struct WhatIfQuery {
     /// The device ordinal.
@@ -88,8 +88,8 @@ pub struct WhatIfQuery {
     pub oom: Option<u64>,
 }
 
-/// Replays one device of a recording, under the run's own settings and under others. Takes the recording's events one
-/// by one.
+/// Replays one device of a recording, under the run's own settings and under others. It observes the recording's events
+/// one by one.
 #[derive(Debug)]
 pub struct PolicyReplay {
     query: WhatIfQuery,
@@ -379,7 +379,7 @@ impl OtherRun {
 }
 
 impl PolicyReplay {
-    /// Takes the device, the settings and the limits to replay.
+    /// Makes a replay of this device with these settings and limits.
     pub fn new(query: WhatIfQuery) -> PolicyReplay {
         let other = |setting: &'static CandidateSetting| {
             let own = &query.settings;
@@ -402,7 +402,7 @@ impl PolicyReplay {
         PolicyReplay { query, own, others, private: false, has_cuda_events: false, cuda_refused: false, ended: false }
     }
 
-    /// Takes the next event of the recording.
+    /// Observes the next event of the recording.
     pub fn observe(&mut self, e: &Event) {
         if self.ended || self.own.iter().all(|own| own.difference.is_some()) {
             return;

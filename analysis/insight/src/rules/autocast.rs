@@ -1,5 +1,5 @@
-//! What `torch.autocast("cuda", dtype=torch.bfloat16)` does with the operations of PyTorch, by the autograd nodes that
-//! they make. Source: `aten/src/ATen/autocast_mode.h` (`AT_FORALL_LOWER_PRECISION_FP`, `AT_FORALL_FP32`,
+//! The effect of `torch.autocast("cuda", dtype=torch.bfloat16)` on the operations of PyTorch, by the autograd nodes
+//! that they make. Source: `aten/src/ATen/autocast_mode.h` (`AT_FORALL_LOWER_PRECISION_FP`, `AT_FORALL_FP32`,
 //! `AT_FORALL_FP32_SET_OPT_DTYPE`) and <https://docs.pytorch.org/docs/stable/amp.html#autocast-op-reference>.
 
 use memtrace_trace::file::Frame;

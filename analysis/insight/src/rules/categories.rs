@@ -8,7 +8,7 @@ use super::ids::CategoryRuleId;
 use super::libraries::stands_in_for_kernel;
 use super::paths::ends_with;
 
-/// What a frame allocates.
+/// The memory that a frame allocates.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FrameMemory {
     /// A bucket of gradients, or a buffer of collectives. It is a gradient if a backward pass, or the code right after
@@ -32,7 +32,7 @@ pub enum FrameMemory {
 pub struct CategoryRule {
     /// The id, shown with everything that the rule decides.
     pub id: CategoryRuleId,
-    /// What the frame allocates.
+    /// The kind of memory that the frame allocates.
     pub allocates: FrameMemory,
     file: File,
     /// The functions that the rule is about; empty for all functions.
@@ -161,7 +161,8 @@ pub fn ends_autocast(frame: &Frame) -> bool {
     !frame.native && &*frame.name == "__exit__" && frame.filename.ends_with("torch/amp/autocast_mode.py")
 }
 
-/// Whether the frame is code of PyTorch that captures CUDA graphs. What it calls allocates in the graph's pool.
+/// Whether the frame is code of PyTorch that captures CUDA graphs. The code that it calls allocates in the graph's
+/// pool.
 pub fn captures_graph(frame: &Frame) -> bool {
     !frame.native
         && ["torch/cuda/graphs.py", "torch/_inductor/cudagraph_trees.py"]

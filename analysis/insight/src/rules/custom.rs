@@ -99,7 +99,7 @@ pub struct CustomRules {
 pub struct CustomRulesError {
     /// The line of the file, from 1.
     pub line: usize,
-    /// What is wrong there.
+    /// The error at that position.
     pub reason: String,
 }
 

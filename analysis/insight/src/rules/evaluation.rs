@@ -1,4 +1,4 @@
-//! What tells an evaluation from training: the names of functions, and modules that `model.eval()` changes.
+//! Signs of an evaluation: the names of functions, and modules that `model.eval()` changes.
 
 use memtrace_trace::file::Frame;
 
@@ -62,7 +62,7 @@ pub fn is_changed_by_eval(class: &str) -> bool {
     CHANGED_BY_EVAL.iter().any(|part| class.contains(part))
 }
 
-/// What forward passes that no backward pass follows are for.
+/// The use of forward passes that no backward pass follows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ForwardOnlyUse {
     /// An evaluation.
@@ -84,7 +84,7 @@ pub fn names_evaluation(file: &str, function: &str) -> bool {
     !is_of_pytest(file, function) && (has_word(function, EVALUATION) || has_word(function, INFERENCE))
 }
 
-/// What a function of this file is for by its name. Rollouts and generation are inference, too, so this says nothing of
+/// The use of a function of this file, by its name. Rollouts and generation are inference, too, so this says nothing of
 /// a function that is named after inference.
 pub fn names_forward_only(file: &str, function: &str) -> Option<ForwardOnlyUse> {
     let all = [

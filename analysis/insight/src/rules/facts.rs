@@ -10,7 +10,7 @@ use super::optimizers::optimizer_of;
 use super::phases::frame_rule;
 use super::workspaces::{UsesCublas, frame_uses_cublas};
 
-/// What the rules say about a frame.
+/// The facts that the rules give about a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FrameFacts {
     phase: Option<PhaseRuleId>,

@@ -7,7 +7,7 @@ use memtrace_trace::file::Frame;
 /// One rule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AllocFnRule {
-    /// What kind of code it is.
+    /// The kind of code.
     pub name: &'static str,
     what: What,
 }

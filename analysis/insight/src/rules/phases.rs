@@ -1,4 +1,4 @@
-//! What a Python frame shows about the phase in which it allocates.
+//! The facts that a Python frame shows about the phase in which it allocates.
 //!
 //! Frames are examined from the innermost outwards; the first one that a rule matches decides. Rules match files by the
 //! end of their path, so that site-packages can be anywhere.
@@ -9,7 +9,7 @@ use memtrace_trace::file::{Frame, Label};
 use super::ids::PhaseRuleId;
 use super::paths::ends_with;
 
-/// What a frame means.
+/// The meaning of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Meaning {
     /// The call into the autograd engine: backward.
@@ -48,7 +48,7 @@ enum Path {
 pub struct FrameRule {
     /// The id, shown with everything that the rule decides.
     pub id: PhaseRuleId,
-    /// What the frame means.
+    /// The meaning of the frame.
     pub meaning: Meaning,
     path: Path,
     /// The functions that the rule is about; empty for all functions.
@@ -225,7 +225,7 @@ fn is_called_by_any_phase(frame: &Frame) -> bool {
 pub struct LabelRule {
     /// The id, shown with everything that the rule decides.
     pub id: PhaseRuleId,
-    /// What the program does inside the range.
+    /// The program's work inside the range.
     pub meaning: Meaning,
     /// The start of the range's name.
     prefix: &'static str,

@@ -10,7 +10,7 @@ use crate::passes::category::Category;
 use crate::passes::phase::Phase;
 use crate::rules::RuleId;
 
-/// It is computed where blocks of unknown data types are at most one in this many parts of the peak.
+/// It is computed where blocks of unknown data types are at most 5 % (1/20) of the peak.
 const SMALL_UNKNOWN: u64 = 20;
 
 pub(super) static RULE: SuggestionRule = SuggestionRule {

@@ -25,11 +25,11 @@ pub(super) const WITH_STATE: &[Phase] = &[Phase::Eval, Phase::Generate, Phase::R
 pub struct SuggestionRule {
     /// The stable id in reports.
     pub id: RuleId,
-    /// What to do, in the program's terms. Names in braces are placeholders, see [`Change::values`].
+    /// The action, in the program's terms. Names in braces are placeholders, see [`Change::values`].
     pub action: &'static str,
     /// When it is considered.
     pub condition: &'static str,
-    /// What the replay changes.
+    /// The change that the replay makes.
     pub method: &'static str,
     /// The cost beside memory, which decides the order.
     pub cost: Cost,
@@ -125,12 +125,12 @@ pub trait Change: Debug + Send + Sync {
         false
     }
 
-    /// What to do in this program.
+    /// The action in this program.
     fn action(&self) -> &'static str {
         self.rule().action
     }
 
-    /// What the placeholders of the action stand for.
+    /// The values of the placeholders of the action.
     fn values(&self, _facts: &Facts<'_>) -> Vec<(&'static str, Value)> {
         Vec::new()
     }
@@ -139,7 +139,7 @@ pub trait Change: Debug + Send + Sync {
 /// When a change is applied. Changes of the same place are applied in the order of their rules.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Order {
-    /// What code outside modules keeps: unused graphs, results, caches, tensors that are loaded.
+    /// Blocks that code outside modules keeps: unused graphs, results, caches, tensors that are loaded.
     Kept,
     /// When gradients are freed.
     Gradients,
@@ -147,9 +147,9 @@ pub enum Order {
     ValueTypes,
     /// Operations without some of their values.
     Operations,
-    /// What is saved for the backward pass.
+    /// Tensors that are saved for the backward pass.
     Saved,
-    /// What buckets hold.
+    /// The content of buckets.
     Buckets,
     /// Which parameters are trained.
     Trained,
@@ -161,7 +161,7 @@ pub enum Order {
     Batch,
 }
 
-/// What a placeholder of an action stands for.
+/// The value of a placeholder of an action.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Value {
     /// A text.
@@ -172,7 +172,7 @@ pub enum Value {
     Modules(Vec<ContextId>),
 }
 
-/// What is assumed about blocks where the recording leaves open what a change does to them.
+/// The assumption about blocks where the recording leaves open how a change affects them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Assumed {
     /// They become as small as they can.

@@ -42,11 +42,11 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
 
 /// The number of chunks.
 const CHUNKS: u64 = 8;
-/// The logits are worth a change if one of them is at least one in this many parts of the peak.
+/// The logits are worth a change if one of them is at least 5 % (1/20) of the peak.
 const WORTH_CHANGING: u64 = 20;
 /// The nodes of the methods of a tensor that compute a loss.
 const LOSS_NODES: &[&str] = &["LogSoftmaxBackward0", "LogsumexpBackward0"];
-/// The sizes of logits differ by at most one in this many parts, because the last token has no target.
+/// The sizes of logits differ by at most 6.25 % (1/16), because the last token has no target.
 const SHIFTED_PART: u64 = 16;
 /// The number of blocks before and after the loss, and at the start of its backward pass, that can be logits.
 const NEAR_BLOCKS: usize = 64;

@@ -34,7 +34,7 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
 
 /// Two sizes of a ratio such as 1:2 can agree by chance: one of the sizes is at least this often the other.
 const TELLING: u64 = 32;
-/// The copied rows are at most one in this many parts of the tensor.
+/// The copied rows are at most 50 % (1/2) of the tensor.
 const SOME_ROWS: u64 = 2;
 /// So many steps copy rows in the same place.
 const STEPS: usize = 2;

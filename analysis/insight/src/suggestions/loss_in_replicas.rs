@@ -34,11 +34,11 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
     find,
 };
 
-/// Gathered results are worth a change if they are at least one in this many parts of the peak.
+/// Gathered results are worth a change if they are at least 5 % (1/20) of the peak.
 const WORTH_CHANGING: u64 = 20;
 /// The maximum number of devices of a host.
 const MAX_DEVICES: u64 = 16;
-/// The devices' parts of a batch differ by at most one in this many parts.
+/// The devices' parts of a batch differ by at most 12.5 % (1/8).
 const UNEVEN: u64 = 8;
 
 #[derive(Debug)]

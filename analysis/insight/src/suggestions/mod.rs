@@ -1,4 +1,4 @@
-//! What can lower a peak: changes to a program, computed by replaying its recorded blocks with the change.
+//! Changes to a program that can lower a peak, computed by replaying its recorded blocks with the change.
 //!
 //! Each suggestion is one file. It finds its change in a recording and applies it: a change turns the lifetimes of
 //! blocks into other lifetimes, so blocks shrink, end earlier, vanish, or are allocated again. The new peak is the
@@ -52,7 +52,7 @@ pub use facts::{Facts, RunFacts};
 pub use recorded::{FailedRequest, Recorded};
 pub use replayer::{ReplayedPeak, Replayer};
 
-/// A saving below one part in this many of the peak is not worth changing a program.
+/// A saving below 2 % (1/50) of the peak is not worth changing a program.
 pub const WORTH_DOING: u64 = 50;
 
 /// Declares the rules of the list.

@@ -1,6 +1,6 @@
 //! Saved tensors in host memory, as `torch.autograd.graph.save_on_cpu()` keeps them.
 //!
-//! What a forward pass saves is copied to the host at once, so the forward pass keeps no more than one without
+//! Tensors that a forward pass saves are copied to the host at once, so the forward pass keeps no more than one without
 //! gradients ([`super::recorded::reads`]). Each node of the backward pass copies what it needs back when it begins, the
 //! weights of linear layers and convolutions too, which are saved tensors like others.
 
@@ -107,7 +107,7 @@ fn node(recorded: &Recorded<'_>, index: usize) -> (usize, usize) {
 }
 
 /// Moves what the forward passes save to the host. `recomputed`: the gradients of weights that checkpointed code
-/// computes. What the backward pass computes again for them is saved on the device.
+/// computes. Tensors that the backward pass computes again for them are saved on the device.
 fn offload(facts: &Facts<'_>, recomputed: &HashSet<u32>, spans: &mut Vec<Span>) {
     let recorded = &facts.recorded;
     let mut reads: Vec<Option<Key>> = vec![None; recorded.blocks.len()];

@@ -7,12 +7,12 @@ use super::recorded::Recorded;
 use super::recorded::span;
 use crate::passes::phase::Phase;
 
-/// The policy's peak counts if it differs by at most one in this many parts from the recorded one.
+/// The policy's peak counts if it differs by at most 0.5 % (1/200) from the recorded one.
 const PRECISE: u64 = 200;
-/// A peak is announced if it depends on assumptions by at most one in this many parts.
+/// A peak is announced if it depends on assumptions by at most 5 % (1/20).
 const SMALL_DIFFERENCE: u64 = 20;
 
-/// What changes lead to.
+/// The result of changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ReplayedPeak {
     /// The new peak of allocated bytes.
@@ -62,7 +62,7 @@ impl<'a> Replayer<'a> {
         summed <= peak + tolerance && summed + peak / 10 >= peak
     }
 
-    /// What changes lead to; `None` if they do not lower the peak, or if assumptions decide the new one.
+    /// The result of changes; `None` if they do not lower the peak, or if assumptions decide the new one.
     pub fn replay(&self, changes: &Combination<'_>) -> Option<ReplayedPeak> {
         let facts = &self.facts;
         let recorded = &facts.recorded;

@@ -125,8 +125,8 @@ impl ResultsToCpu {
     }
 }
 
-/// Whether blocks of this category can be results. What is joined to one tensor, or kept in a bounded list, is a kept
-/// tensor, and one that the recording ends with may be of no known kind.
+/// Whether blocks of this category can be results. Blocks that are joined to one tensor, or kept in a bounded list, are
+/// kept tensors, and a block that the recording ends with may be of no known kind.
 fn may_be_result(category: Category) -> bool {
     use Category::{Activation, Input, KeptTensor, Temporary, Unknown};
     matches!(category, Activation | Temporary | KeptTensor | Input | Unknown)

@@ -44,7 +44,7 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
 const SCORES: u32 = 2;
 /// Score matrices are larger than queries by at least this ratio, where nothing else shows what they are.
 const LARGER: (u64, u64) = (3, 2);
-/// Score matrices are worth a change if together they are at least one in this many parts of the peak.
+/// Score matrices are worth a change if together they are at least 2 % (1/50) of the peak.
 const WORTH_CHANGING: u64 = 50;
 
 /// The modules whose calls compute attention with score matrices, and the sizes of these.

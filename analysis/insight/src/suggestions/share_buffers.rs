@@ -41,7 +41,7 @@ const WITHOUT_MASKS: &str =
 const TABLES: &[&str] = &["mask", "cos", "sin", "freqs", "triu", "tril", "relative_position", "alibi", "pos_emb"];
 /// Whole names of such buffers that are square. GPT-2 names its causal mask `bias`.
 const SQUARE_TABLES: &[&str] = &["bias", "causal"];
-/// The buffers are worth a change if together they are at least one in this many parts of the peak.
+/// The buffers are worth a change if together they are at least 2 % (1/50) of the peak.
 const WORTH_CHANGING: u64 = 50;
 
 /// Equal buffers of several modules.

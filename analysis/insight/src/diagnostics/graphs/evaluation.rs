@@ -1,10 +1,10 @@
 //! Evaluations with gradients that run out of memory themselves.
 //!
-//! Such an evaluation drops no graph, because it never gets that far. What shows it is the place of the failed forward
-//! pass: no backward pass ever ran through it, while backward passes ran through the same modules at another place. A
-//! second stage of training begins in the same way, so one of these facts is also required: the program has dropped
-//! a graph of this place before; a function that only this place runs in is named after evaluation; or the modules
-//! allocate as after `model.eval()`.
+//! Such an evaluation drops no graph, because it never gets that far. The place of the failed forward pass identifies
+//! it: no backward pass ever ran through that place, while backward passes ran through the same modules at another
+//! place. A second stage of training begins in the same way, so one of these facts is also required: the program has
+//! dropped a graph of this place before; a function that only this place runs in is named after evaluation; or the
+//! modules allocate as after `model.eval()`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
@@ -51,7 +51,7 @@ pub(super) struct InterruptedGraph {
     allocations: ModuleAllocations,
 }
 
-/// What shows that an interrupted forward pass was an evaluation.
+/// The evidence that an interrupted forward pass was an evaluation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum EvaluationSign {
     /// The program has dropped this many graphs of this place.
@@ -62,7 +62,7 @@ pub(super) enum EvaluationSign {
     Inactive(String),
 }
 
-/// What training and interrupted forward passes allocated, for one device.
+/// The allocations of training and of interrupted forward passes, for one device.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Evaluations {
     recent: VecDeque<RecentCall>,
@@ -75,7 +75,7 @@ pub(super) struct Evaluations {
 }
 
 impl Evaluations {
-    /// Takes the allocation of a block of a graph.
+    /// Observes the allocation of a block of a graph.
     #[inline]
     pub(super) fn allocated(&mut self, block: &BlockAllocation, mark: Mark) {
         if self.recent.back().is_none_or(|latest| latest.call != mark.call) {
@@ -94,7 +94,7 @@ impl Evaluations {
         }
     }
 
-    /// Takes a block of a graph that a backward pass frees.
+    /// Observes a block of a graph that a backward pass frees.
     #[inline]
     pub(super) fn consumed(&mut self, block: &BlockAllocation, mark: Mark) {
         let module = block.site.event_context.index();
@@ -110,7 +110,7 @@ impl Evaluations {
         self.latest_trained = if mark.site.is_none() { self.latest_trained } else { mark.site };
     }
 
-    /// Takes an error in a forward pass. `allocated`: the blocks of graphs that no backward pass has run through.
+    /// Observes an error in a forward pass. `allocated`: the blocks of graphs that no backward pass has run through.
     pub(super) fn out_of_memory<'a>(
         &mut self,
         seq: u64,
@@ -315,7 +315,7 @@ mod tests {
             blocks.collect()
         }
 
-        /// What shows that a forward pass from this place with these modules is an evaluation, if it fails.
+        /// The evidence that a forward pass from this place with these modules is an evaluation, if it fails.
         fn fails(
             &mut self,
             frames: &[(&str, u32, &str)],

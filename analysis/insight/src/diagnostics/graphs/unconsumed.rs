@@ -36,7 +36,7 @@ const LEFT_PER_CALL: usize = 2;
 /// At the end, the retained graphs of this many steps had been collected.
 const MIN_STEPS_LEFT: usize = 2;
 
-/// What is wrong with a graph.
+/// The issue of a graph.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) enum GraphIssue {
     /// The graph was dropped without a backward pass.
@@ -103,12 +103,12 @@ struct FreedBlock {
     freed_by: StackId,
 }
 
-/// What is known of one call of the model while blocks of its graph are allocated.
+/// The state of one call of the model while blocks of its graph are allocated.
 #[derive(Clone, Debug, Default)]
 struct CallBlocks {
     allocated: u64,
     is_consumed: bool,
-    /// What the program dropped of it. If a backward pass consumes the rest, this was no graph of its own.
+    /// The blocks of it that the program dropped. If a backward pass consumes the rest, this was no graph of its own.
     dropped: Vec<(GraphIssue, UnconsumedGraph)>,
     /// The numbers of backward passes, and of blocks that they had freed, when it was dropped.
     dropped_at: (u32, u64),
@@ -145,7 +145,7 @@ pub(super) struct UnconsumedGraphs {
     found: BTreeMap<(GraphIssue, StackId), UnconsumedGraph>,
 }
 
-/// What the graphs of a device show about blocks that grow.
+/// The facts that the graphs of a device show about blocks that grow.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::diagnostics) struct GraphFacts {
     /// The latest call of backward.
@@ -186,7 +186,7 @@ pub(super) struct GraphFree<'a> {
 }
 
 impl UnconsumedGraphs {
-    /// Takes the allocation of a block of a graph.
+    /// Observes the allocation of a block of a graph.
     #[inline]
     pub(super) fn allocated(&mut self, mark: Mark, now: &ProgramPosition) {
         self.advance(now);
@@ -237,7 +237,7 @@ impl UnconsumedGraphs {
         self.unwound.push(freed_block(block, mark, StackId::NONE, now));
     }
 
-    /// Takes the next allocation. The blocks that were freed since the previous allocation were freed together.
+    /// Observes the next allocation. The blocks that were freed since the previous allocation were freed together.
     #[inline]
     pub(super) fn next_allocation(&mut self) {
         if !self.freed_together.is_empty() {
@@ -248,7 +248,8 @@ impl UnconsumedGraphs {
         }
     }
 
-    /// Ends the calls of which nothing is left. What was dropped of a call without a backward pass is final.
+    /// Ends the calls of which nothing is left. If no backward pass ran through a call, the blocks that were dropped
+    /// from it are final.
     fn end_calls(&mut self) {
         for call in std::mem::take(&mut self.ended_calls) {
             let is_over = call != self.latest_call && self.calls.get(&call).is_some_and(|blocks| blocks.allocated == 0);
@@ -316,7 +317,7 @@ impl UnconsumedGraphs {
         self.freed_together = freed;
     }
 
-    /// Takes an out-of-memory error.
+    /// Observes an out-of-memory error.
     pub(super) fn out_of_memory(&mut self, now: &ProgramPosition) {
         self.advance(now);
         self.is_interrupted = true;
@@ -405,7 +406,7 @@ impl UnconsumedGraphs {
         self.facts.backward = by;
     }
 
-    /// What the graphs show about blocks that grow.
+    /// The facts that the graphs show about blocks that grow.
     pub(super) fn facts(&self) -> GraphFacts {
         self.facts
     }
@@ -415,7 +416,7 @@ impl UnconsumedGraphs {
         self.found.entry((issue, graph.site)).or_default().add(graph);
     }
 
-    /// What was found, by bytes in descending order.
+    /// The issues that were found, by bytes in descending order.
     pub(super) fn found(&self) -> Vec<(GraphIssue, UnconsumedGraph)> {
         let mut found: Vec<(GraphIssue, UnconsumedGraph)> =
             self.found.iter().map(|((issue, _), graph)| (*issue, *graph)).collect();
@@ -634,7 +635,7 @@ mod tests {
         assert_eq!(run(3), []);
     }
 
-    /// What is known of calls is forgotten when nothing is left of them.
+    /// The state of a call is dropped when no block of it is left.
     #[test]
     fn memory_does_not_grow_with_calls() {
         let mut p = Program::default();

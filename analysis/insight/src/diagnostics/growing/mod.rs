@@ -71,7 +71,7 @@ const KEPT_EXCEPTION: &str = "these forward passes end inside the model: an exce
 /// A graph through which backward passes ran usually has at least this many blocks in each step.
 const MIN_GRAPH_BLOCKS: u64 = 3;
 
-/// What grows on one device, from step to step or from request to request.
+/// The blocks that grow on one device, from step to step or from request to request.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Growing {
     sampler: GrowthSampler,

@@ -1,4 +1,4 @@
-//! What grows from turn to turn of the program's loop, by allocation site.
+//! Finds the allocation sites whose blocks grow from turn to turn of the program's loop.
 //!
 //! At the start of each step (or request) the allocated bytes of every source are sampled. At most 64 samples are kept:
 //! then every other sample is dropped, and only every other turn is sampled. A source grows if its bytes increase in
@@ -24,9 +24,9 @@ const MAX_SAMPLES: usize = 64;
 const MIN_INCREASES: usize = 4;
 /// The number of blocks by which a list must have grown.
 const MIN_BLOCKS: u64 = 4;
-/// The growth must reach into the last one in this many parts of the samples since it began.
+/// The growth must reach into the last 20 % (1/5) of the samples since it began.
 const LAST_PART: usize = 5;
-/// Growth tapers off if less than one in this many parts of it lies in the second half of its samples.
+/// Growth tapers off if less than 25 % (1/4) of it lies in the second half of its samples.
 const TAPERED: u64 = 4;
 /// The batch grows if at least this share of the places that compute or load data allocate more than at first.
 const BATCH_GROWS: (usize, usize) = (3, 4);
@@ -37,7 +37,7 @@ const VOLUME_UNIT: u64 = 64;
 type SourceKey = u32;
 const NODE: SourceKey = 1 << 31;
 
-/// What a source allocated in one turn, in units of [`VOLUME_UNIT`].
+/// The bytes that a source allocated in one turn, in units of [`VOLUME_UNIT`].
 #[derive(Clone, Copy, Debug, Default)]
 struct Volumes {
     /// The turn of the latest allocation.
@@ -102,7 +102,7 @@ struct Sample {
     live: Vec<(SourceKey, Held)>,
 }
 
-/// What a source holds.
+/// The memory that a source holds.
 #[derive(Clone, Copy, Debug)]
 struct Held {
     bytes: u64,
@@ -244,7 +244,7 @@ impl GrowthSampler {
         GrowthSampler { requests: is_inference.then(Requests::default), ..GrowthSampler::default() }
     }
 
-    /// What a turn is.
+    /// The kind of turn.
     pub(super) fn turn(&self) -> LoopTurn {
         self.requests.as_ref().map_or(LoopTurn::Step, Requests::turn)
     }
@@ -263,7 +263,7 @@ impl GrowthSampler {
         &mut table[index]
     }
 
-    /// Takes an allocation. `allocated`: the device's allocated bytes after it.
+    /// Observes an allocation. `allocated`: the device's allocated bytes after it.
     #[inline]
     pub(super) fn allocated(&mut self, block: &BlockAllocation, mark: Mark, allocated: u64) {
         if block.position.step != self.step || self.awaits_model || mark.call != self.call {
@@ -284,7 +284,7 @@ impl GrowthSampler {
         source.volumes.add(turn, block.memory.requested);
     }
 
-    /// Takes a free. `at_end`: no Python frame frees the block, or an error that unwinds the program.
+    /// Observes a free. `at_end`: no Python frame frees the block, or an error that unwinds the program.
     #[inline]
     pub(super) fn freed(&mut self, block: &BlockAllocation, at_end: bool) {
         let source = self.source(block);
@@ -304,7 +304,7 @@ impl GrowthSampler {
         *freed = (teardown, before + block.memory.size);
     }
 
-    /// Takes the start of a step, of a call, or of both.
+    /// Begins a step, a call, or both.
     fn advance(&mut self, block: &BlockAllocation, mark: Mark) {
         let is_call = mark.call != self.call;
         self.call = mark.call;
@@ -357,7 +357,7 @@ impl GrowthSampler {
         Sample { turn: self.turn, seq: block.seq, ticks: block.ticks, peak: 0, batch_grows: false, live }
     }
 
-    /// Takes an out-of-memory error, at which `stack` requested so many bytes.
+    /// Observes an out-of-memory error, at which `stack` requested so many bytes.
     pub(super) fn out_of_memory(&mut self, stack: StackId, requested: u64) {
         let mut samples = self.calls.samples.clone();
         self.at_oom.clear();

@@ -25,7 +25,7 @@ pub(super) struct LoopTable {
 }
 
 impl LoopTable {
-    /// Takes the stacks of a recording.
+    /// Makes the table for the stacks of a recording.
     pub(super) fn new(definitions: &Definitions) -> LoopTable {
         let mut numbers = HashMap::new();
         let mut table = LoopTable::default();
@@ -77,7 +77,7 @@ impl LoopCounter {
         *self = LoopCounter::new(&self.table);
     }
 
-    /// Takes the stack of an allocation.
+    /// Observes the stack of an allocation.
     pub(super) fn observe(&mut self, thread: ThreadId, stack: StackId) {
         if stack.is_none() {
             return;

@@ -32,7 +32,7 @@ use sampler::{Turns, WindowGrowth, WindowSampler};
 const FREE_BLOCKS: &str = "nothing frees these blocks: call cudaFree (or the free function of the call that allocated \
      them) on every path, or allocate them once before the loop";
 
-/// What grows on one device without steps.
+/// The blocks that grow on one device without steps.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Windows {
     sampler: WindowSampler,
@@ -109,7 +109,8 @@ struct WindowLeaks {
 }
 
 impl WindowLeaks {
-    /// What grows, without stacks that `is_named` elsewhere, and without what an evaluation keeps after training.
+    /// The blocks that grow, without stacks that `is_named` elsewhere, and without blocks that an evaluation keeps
+    /// after training.
     fn of(windows: &WindowSampler, device: &DeviceFacts<'_>, is_named: &dyn Fn(StackId) -> bool) -> WindowLeaks {
         let locations = device.inputs.locations;
         let mut by_line: BTreeMap<String, Vec<WindowGrowth>> = BTreeMap::new();

@@ -10,7 +10,7 @@ use memtrace_trace::ids::ThreadId;
 use crate::passes::labels::folded;
 use crate::rules::label_rule;
 
-/// The maximum number of names, of open ranges and of combinations. What is beyond does not count.
+/// The maximum number of names, of open ranges and of combinations. Further ones do not count.
 const MAX_ROWS: usize = 256;
 const MAX_OPEN: usize = 64;
 const MAX_SETS: usize = 4096;
@@ -57,7 +57,7 @@ impl OpenRangeSets {
         OpenRangeSets { rows: rows.clone(), sets: vec![Vec::new()], ..OpenRangeSets::default() }
     }
 
-    /// Takes the start or the end of a range.
+    /// Observes the start or the end of a range.
     pub(super) fn observe(&mut self, e: &Event) {
         let row = self.rows.get(&e.label_id()).map(|row| row.index);
         let place = match self.open.iter().position(|(thread, ..)| *thread == e.thread) {

@@ -1,4 +1,4 @@
-//! What grows in a program without steps, from window to window of its allocations.
+//! Finds the blocks that grow in a program without steps, from window to window of its allocations.
 //!
 //! A server of plain functions, a search or a simulation has neither training steps nor calls of an `nn.Module`. A
 //! window is a number of allocations. Of each source, the lowest number of bytes in a window counts, so what a request
@@ -33,11 +33,11 @@ const MIN_WINDOWS: usize = 16;
 const MIN_RISES: usize = 8;
 /// The number of blocks by which a list must have grown.
 const MIN_BLOCKS: u64 = 8;
-/// The growth must reach into the last one in this many parts of the windows since it began.
+/// The growth must reach into the last 12.5 % (1/8) of the windows since it began.
 const LAST_PART: usize = 8;
-/// Growth tapers off if less than one in this many parts of it lies in the second half of its windows.
+/// Growth tapers off if less than 25 % (1/4) of it lies in the second half of its windows.
 const TAPERED: u64 = 4;
-/// What trained may have ended after twice as many allocations without a backward pass or an optimizer as ever before,
+/// Training may have ended after twice as many allocations without a backward pass or an optimizer as ever before,
 /// within these bounds.
 const TRAINING_ENDS: (u32, u32) = (64, 4096);
 /// Results are joined by an allocation of at least this share of them.
@@ -61,7 +61,7 @@ struct Source {
     is_outside_pytorch: bool,
 }
 
-/// What a source holds at least, in one window.
+/// The smallest holdings of a source in one window.
 #[derive(Clone, Copy, Debug)]
 struct Low {
     stack: u32,
@@ -107,7 +107,7 @@ pub(super) struct WindowGrowth {
     pub(super) rises: usize,
     /// The number of windows since the growth began.
     pub(super) windows: usize,
-    /// What the growth took in clock ticks.
+    /// The duration of the growth in clock ticks.
     pub(super) ticks: u64,
     /// `seq` of the latest allocation.
     pub(super) last_seq: u64,
@@ -133,7 +133,7 @@ pub(super) struct WindowSampler {
     after_training: Option<AfterTraining>,
 }
 
-/// What is known since the latest part of the training.
+/// The state since the latest part of the training.
 #[derive(Clone, Debug)]
 struct AfterTraining {
     /// The number of backward passes and of steps of optimizers so far.
@@ -146,13 +146,13 @@ struct AfterTraining {
     since: u64,
     /// The bytes and `seq` of allocations, each larger than all later ones.
     late: Vec<(u64, u64)>,
-    /// What was freed since the latest allocation: stacks and bytes.
+    /// The blocks freed since the latest allocation: stacks and bytes.
     freed: Vec<(StackId, u64)>,
 }
 
 impl WindowSampler {
-    /// Takes the stacks and the names of ranges of a recording. `is_inference`: the program calls a model and never
-    /// trains.
+    /// Makes a sampler for the stacks and the names of ranges of a recording. `is_inference`: the program calls a model
+    /// and never trains.
     pub(super) fn new(
         loops: &Arc<LoopTable>,
         rows: &Arc<BTreeMap<u64, RangeRow>>,
@@ -168,7 +168,7 @@ impl WindowSampler {
         }
     }
 
-    /// Takes an allocation. `allocated`: the device's allocated bytes after it.
+    /// Observes an allocation. `allocated`: the device's allocated bytes after it.
     #[inline]
     pub(super) fn allocated(&mut self, block: &BlockAllocation, thread: ThreadId, mark: Mark, allocated: u64) {
         if !self.is_on {
@@ -180,7 +180,7 @@ impl WindowSampler {
         self.take(block, thread, mark, allocated);
     }
 
-    /// Takes an allocation of a program with steps. Returns whether its training may be over.
+    /// Observes an allocation of a program with steps. Returns whether its training may be over.
     fn trained_before(&mut self, block: &BlockAllocation) -> bool {
         if self.is_inference {
             // Steps show growth better.
@@ -245,7 +245,7 @@ impl WindowSampler {
         }
     }
 
-    /// Takes a free.
+    /// Observes a free.
     #[inline]
     pub(super) fn freed(&mut self, block: &BlockAllocation, mark: Mark) {
         if !self.is_on || mark.is(Mark::MODEL | Mark::LOADED) {
@@ -268,7 +268,7 @@ impl WindowSampler {
         self.has_frees = true;
     }
 
-    /// Takes the start or the end of a range.
+    /// Observes the start or the end of a range.
     pub(super) fn observe_range(&mut self, e: &Event) {
         if self.is_on {
             self.ranges.observe(e);
@@ -567,7 +567,7 @@ mod tests {
         assert_eq!(grown(12, |request| request + 1), [], "too few requests");
     }
 
-    /// What grows after four training steps, each with 20 allocations, if so many requests keep a block each. `joins`:
+    /// The growth after four training steps, each with 20 allocations, if so many requests keep a block each. `joins`:
     /// a block as large as all of them is allocated then. `frees`: they are freed, and one more block is allocated.
     fn grown_after_training(requests: u64, joins: bool, frees: bool) -> Vec<WindowGrowth> {
         let mut sampler = WindowSampler::new(&Arc::default(), &Arc::default(), false);

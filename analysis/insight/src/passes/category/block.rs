@@ -64,7 +64,7 @@ pub struct BlockAllocation {
     pub phase: Phase,
     /// The number of out-of-memory errors before the allocation.
     pub oom_count: u32,
-    /// What the name, stack, size or pool proves.
+    /// The fact that the name, stack, size or pool proves.
     pub proof: Proof,
     /// The flags of the allocation event.
     pub(in crate::passes) flags: Flags,

@@ -18,8 +18,8 @@ use crate::rules::{CategoryRule, CategoryRuleId, FrameMemory, Meaning, PhaseRule
 const CACHED_CALLS: u32 = 3;
 /// A cache that grows with each call is replaced within this many calls.
 const GROWN_CALLS: u32 = 2;
-/// A growing cache needs at least one in this many of the stacks that allocate in several calls to have a size that
-/// does not grow.
+/// A growing cache needs at least 25 % (1/4) of the stacks that allocate in several calls to have a size that does not
+/// grow.
 const STEADY_PART: u32 = 4;
 /// The minimum number of equal-sized blocks from user code that count as a cache: keys and values of two layers.
 const CACHE_BLOCKS: u32 = 4;
@@ -414,8 +414,8 @@ impl Categorizer {
         is(Category::AutogradDetail, CategoryRuleId::AutogradDetailBetweenNodes)
     }
 
-    /// The category of a block that a recorded backward pass allocates. What outlives the pass is saved for a further
-    /// one, or is its input.
+    /// The category of a block that a recorded backward pass allocates. A block that outlives the pass is saved for a
+    /// further one, or is its input.
     fn recorded_backward(
         &self,
         tracker: &PhaseTracker,

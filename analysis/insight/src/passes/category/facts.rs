@@ -21,7 +21,7 @@ use crate::rules::{
 use memtrace_input::{AddressBuildHasher, KeptBlock};
 use memtrace_replay::AllocationNames;
 
-/// What the definitions of a recording show about one stack.
+/// The facts that the definitions of a recording show about one stack.
 #[derive(Clone, Copy, Debug, Default)]
 struct StackProof {
     /// The category rule of the innermost frame that has one, and that frame.
@@ -40,7 +40,7 @@ struct StackProof {
     uses_cublas: UsesCublas,
 }
 
-/// What the definitions of a recording show about stacks and nodes.
+/// The facts that the definitions of a recording show about stacks and nodes.
 #[derive(Clone, Debug)]
 pub(super) struct DefinitionFacts {
     stacks: Vec<StackProof>,
@@ -161,7 +161,7 @@ impl DefinitionFacts {
         self.ends_autocast.contains(&stack)
     }
 
-    /// What is proven about the block that `e` allocates. `learned`: what earlier allocations have shown.
+    /// The proof for the block that `e` allocates. `learned`: what earlier allocations have shown.
     #[inline]
     pub(super) fn proof(
         &self,

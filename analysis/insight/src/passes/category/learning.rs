@@ -1,5 +1,6 @@
-//! What allocations show about blocks of other allocations: the sizes of parameters and gradients, the stacks that load
-//! data, the stacks whose blocks the program keeps, and the stacks whose blocks grow from call to call of the model.
+//! Facts that allocations show about blocks of other allocations: the sizes of parameters and gradients, the stacks
+//! that load data, the stacks whose blocks the program keeps, and the stacks whose blocks grow from call to call of the
+//! model.
 
 use std::collections::{HashMap, HashSet};
 
@@ -60,12 +61,12 @@ impl StackGrowth {
     }
 }
 
-/// What the recording has shown so far.
+/// The facts that the recording has shown so far.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Learned {
     /// How often the model has been called, in a program that trains without gradients.
     pub(super) model_calls: u32,
-    /// What is allocated now.
+    /// The blocks that are allocated now.
     pub(super) live: LiveBlocks,
     pub(super) parameters: LearnedParameters,
     /// Requested sizes of the gradients so far.
@@ -189,7 +190,7 @@ impl Learned {
         Learned { data: LearnedData { stacks: vec![0; stacks], ..LearnedData::default() }, ..Learned::default() }
     }
 
-    /// Takes an allocation's place: inside a call of the model or outside, and whether such a call counts.
+    /// Observes an allocation's place: inside a call of the model or outside, and whether such a call counts.
     #[inline]
     pub(super) fn count_model_calls(&mut self, in_model: bool, counts: bool) {
         self.model_calls += u32::from(in_model && counts && !self.latest.in_model);
@@ -275,7 +276,7 @@ impl Learned {
         self.live.casts_in_call(e.context, requested) < weights
     }
 
-    /// Takes an allocation and records what it shows about other blocks. `caller`: the innermost frame outside PyTorch.
+    /// Records the facts that an allocation shows about other blocks. `caller`: the innermost frame outside PyTorch.
     #[inline]
     pub(super) fn learn(
         &mut self,
@@ -332,7 +333,7 @@ impl Learned {
         }
     }
 
-    /// Takes the category of a block and records the size of a gradient.
+    /// Records the size of a gradient, from the category of its block.
     #[inline]
     pub(super) fn learn_gradient(&mut self, memory: &BlockMemory, classification: &BlockClassification) {
         if classification.category == Category::Gradient {
@@ -340,7 +341,7 @@ impl Learned {
         }
     }
 
-    /// Takes the category of a block whose lifetime ended, and records a stack whose blocks are a growing cache.
+    /// Records a stack whose blocks are a growing cache, from the category of a block whose lifetime ended.
     #[inline]
     pub(super) fn learn_cache(&mut self, block: &BlockAllocation, classification: &BlockClassification) {
         if classification.rule != CategoryRuleId::KvCacheGrows {
@@ -367,7 +368,7 @@ impl Learned {
         self.latest.in_model
     }
 
-    /// Takes the category of a block and records a stack whose blocks the program keeps.
+    /// Records a stack whose blocks the program keeps, from the category of a block.
     #[inline]
     pub(super) fn learn_kept(&mut self, site: &BlockSite, classification: &BlockClassification) {
         if classification.category == Category::KeptTensor {
@@ -375,9 +376,9 @@ impl Learned {
         }
     }
 
-    /// Takes the category of a block whose lifetime ended, and records that the program loads batches: what it
-    /// allocates between an evaluation and a forward pass, or, in an inference-only program, what it allocates outside
-    /// its model and frees after the next call.
+    /// Records that the program loads batches, from the category of a block whose lifetime ended. Batches are allocated
+    /// between an evaluation and a forward pass. In an inference-only program, they are allocated outside its model and
+    /// freed after the next call.
     #[inline]
     pub(super) fn learn_batches(
         &mut self,

@@ -54,7 +54,7 @@ pub(super) fn is_parameter(proof: Proof) -> bool {
 }
 
 impl LiveBlocks {
-    /// Takes an allocation.
+    /// Adds an allocation.
     #[inline]
     pub(super) fn add(&mut self, e: &Event, requested: u64, proof: Proof) {
         match proof {
@@ -74,7 +74,7 @@ impl LiveBlocks {
         }
     }
 
-    /// Takes a free, after the block's category was decided.
+    /// Removes a freed block, after its category was decided.
     #[inline]
     pub(super) fn remove(&mut self, block: &BlockAllocation) {
         let requested = block.memory.requested;

@@ -60,7 +60,7 @@ pub struct Categorizer {
 }
 
 impl Categorizer {
-    /// Takes the definitions of a recording. `has_names`: whether the recording names parameters.
+    /// Makes a categorizer for the definitions of a recording. `has_names`: whether the recording names parameters.
     pub fn new(definitions: &Definitions, has_names: bool) -> Categorizer {
         Categorizer {
             facts: DefinitionFacts::new(definitions, has_names),
@@ -90,7 +90,8 @@ impl Categorizer {
         }
     }
 
-    /// Takes an allocation or a free. Consecutive events with the same Python stack and context belong to one call.
+    /// Observes the place of an allocation or a free. Consecutive events with the same Python stack and context belong
+    /// to one call.
     #[inline]
     fn note_place(&mut self, tracker: &PhaseTracker, e: &Event) {
         let place = (tracker.stacks().python(e.stack), e.context);
@@ -100,8 +101,8 @@ impl Categorizer {
         }
     }
 
-    /// Takes an allocation. `names` are those of the recording if parameters have names, `oom_count` is the number of
-    /// out-of-memory errors so far.
+    /// Observes an allocation. `names` are those of the recording if parameters have names, `oom_count` is the number
+    /// of out-of-memory errors so far.
     #[inline]
     pub fn allocated(
         &mut self,
@@ -160,14 +161,14 @@ impl Categorizer {
         }
     }
 
-    /// Takes a free. Call this before the block's lifetime is classified.
+    /// Observes a free. Call this before the block's lifetime is classified.
     #[inline]
     pub fn freed(&mut self, tracker: &PhaseTracker, e: &Event) {
         self.note_place(tracker, e);
     }
 
-    /// Takes the blocks that are allocated at the end of the recording, or when a request fails. Records the sizes of
-    /// the gradients among them, and the stacks whose blocks the program keeps.
+    /// Examines the blocks that are allocated at the end of the recording, or when a request fails. Records the sizes
+    /// of the gradients among them, and the stacks whose blocks the program keeps.
     pub fn examine_allocated<'a>(
         &mut self,
         tracker: &PhaseTracker,
@@ -181,12 +182,12 @@ impl Categorizer {
         }
     }
 
-    /// Takes a private pool into which a CUDA graph was captured.
+    /// Marks a private pool into which a CUDA graph was captured.
     pub fn captured_into(&mut self, pool: u16) {
         self.learned.graph_pools.insert(pool);
     }
 
-    /// Takes a request that failed.
+    /// Observes a request that failed.
     pub fn out_of_memory(&mut self) {
         self.learned.out_of_memory = true;
     }

@@ -18,7 +18,7 @@ pub(super) struct Owners {
 }
 
 impl Owners {
-    /// Takes the names of a parameter of `requested` bytes.
+    /// Adds the names of a parameter of `requested` bytes.
     pub(super) fn add(&mut self, names: &AllocationNames, requested: u64) {
         for (path, name) in names.names.iter().filter_map(|name| name.rsplit_once('.')) {
             match self.parameters.get_mut(path) {

@@ -1,11 +1,11 @@
-//! What is proven about a block at its allocation: by its tensor name, by the frames of its stack, by its pool and by
-//! its size. A proof holds whatever the block's lifetime is.
+//! Facts that are proven about a block at its allocation: by its tensor name, by the frames of its stack, by its pool
+//! and by its size. A proof holds whatever the block's lifetime is.
 
 use memtrace_trace::definition::TensorKind;
 
 use crate::rules::CategoryRule;
 
-/// What a name, a stack, a size or a pool proves about a block, whatever its lifetime.
+/// A fact that a name, a stack, a size or a pool proves about a block, whatever its lifetime.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Proof {
     /// Nothing.

@@ -128,7 +128,7 @@ impl PhaseTracker {
         }
     }
 
-    /// Takes an event of the optimizer: its step, or clearing gradients after a backward pass.
+    /// Observes an event of the optimizer: its step, or clearing gradients after a backward pass.
     fn advance_optimizer(&mut self, meaning: Option<Meaning>) {
         if matches!(meaning, Some(Meaning::OptimizerStep | Meaning::OptimizerState)) {
             self.optimizer.has_stepped = true;

@@ -6,7 +6,7 @@ use super::event::{EventClassification, Phase};
 use crate::passes::model_calls::{ModelCalls, OpenCall, SearchPosition};
 use crate::rules::{ForwardOnlyUse, PhaseRuleId};
 
-/// What is known about the calls of models, and about the evaluation that runs.
+/// The state of the calls of models, and of the evaluation that runs.
 #[derive(Clone, Debug)]
 pub(super) struct Evaluations {
     pub(super) calls: ModelCalls,

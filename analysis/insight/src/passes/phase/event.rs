@@ -97,7 +97,7 @@ impl EventClassification {
     }
 }
 
-/// No program has as many steps, passes or changes of the phase. What a malicious file has more of would overflow.
+/// No program has as many steps, passes or changes of the phase. Larger counts in a malicious file would overflow.
 pub(super) const MAX_COUNT: u32 = u32::MAX / 2;
 
 /// The program's position at one event.

@@ -14,7 +14,7 @@
 //!
 //! A step is one iteration of the loop that the program's optimizers drive. PyTorch marks calls of optimizers from 2.1
 //! on, with profiler ranges. These ranges give the exact end of each step, even where the optimizer allocates nothing
-//! ([`super::steps`]). What follows the last optimizer of a step still belongs to it: clearing gradients, metrics, an
+//! ([`super::steps`]). Events after the last optimizer of a step still belong to it: clearing gradients, metrics, an
 //! evaluation. The next step begins with the first block of a forward pass with gradients, of a backward pass, or of
 //! data loading with gradients enabled. An evaluation begins no step, nor does anything after the last forward or
 //! backward pass of the training.
@@ -57,7 +57,7 @@ use event::{START, is_grad_off, is_request};
 use memtrace_input::Recording;
 use step_machine::{StepEvidence, StepMachine};
 
-/// What the program's optimizers have done.
+/// The progress of the program's optimizers.
 #[derive(Clone, Copy, Debug, Default)]
 struct OptimizerProgress {
     /// Whether an optimizer's step is running, in a recording without profiler ranges.
@@ -179,7 +179,7 @@ impl PhaseTracker {
         &self.table
     }
 
-    /// Takes an allocation, a free or an out-of-memory event, and returns its phase.
+    /// Observes an allocation, a free or an out-of-memory event, and returns its phase.
     #[inline]
     pub fn observe(&mut self, e: &Event) -> EventClassification {
         if e.seq >= self.dropped.resumes_at {
@@ -239,7 +239,7 @@ impl PhaseTracker {
         }
     }
 
-    /// Takes the start or the end of a range that the program or PyTorch has named.
+    /// Observes the start or the end of a range that the program or PyTorch has named.
     pub fn observe_label(&mut self, e: &Event) {
         if e.seq >= self.dropped.resumes_at {
             self.resume();

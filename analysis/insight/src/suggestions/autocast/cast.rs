@@ -1,4 +1,4 @@
-//! What autocast changes: which blocks halve, which copies are made, and what each node of the backward pass computes.
+//! The effect of autocast: which blocks halve, which copies are made, and what each node of the backward pass computes.
 
 use std::collections::HashMap;
 
@@ -24,7 +24,7 @@ pub(super) enum Width {
 
 use Width::{Full, Half};
 
-/// What autocast changes.
+/// The effect of autocast.
 #[derive(Debug, Default)]
 pub(super) struct Cast {
     /// Blocks in bfloat16.

@@ -38,10 +38,10 @@ use crate::rules::{AutocastType, RuleId, autocast_type};
 use cast::{Cast, Width};
 use places::{AutogradSites, is_weight_gradient};
 
-/// It is computed where values of unknown operations, and parameters without gradients, are at most one in this many
-/// parts of the peak.
+/// It is computed where values of unknown operations, and parameters without gradients, are at most 3.03 % (1/33) of
+/// the peak.
 const SMALL_UNTYPED: u64 = 33;
-/// It is computed where the workspaces of libraries are at most one in this many parts of the peak.
+/// It is computed where the workspaces of libraries are at most 10 % (1/10) of the peak.
 const SMALL_WORKSPACES: u64 = 10;
 
 pub(super) static RULE: SuggestionRule = SuggestionRule {
@@ -66,7 +66,7 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
     find,
 };
 
-/// What autocast changes, with both assumptions about types that the recording does not show.
+/// The effect of autocast, with both assumptions about types that the recording does not show.
 #[derive(Debug)]
 struct Autocast {
     half: Cast,

@@ -4,7 +4,7 @@ use super::pass::{Pass, Value};
 use super::places::AutogradSite;
 use crate::rules::AutocastType;
 
-/// An input is at least as large as one in this many parts of the result. Others are indices or labels.
+/// An input is at least as large as 1.56 % (1/64) of the result. Others are indices or labels.
 const SMALLEST_INPUT: u64 = 64;
 /// The number of values that a product without weights reads.
 const FACTORS: usize = 2;

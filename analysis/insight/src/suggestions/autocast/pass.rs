@@ -11,8 +11,7 @@ use crate::passes::phase::Phase;
 use crate::rules::{AutocastType, autocast_type_of_class};
 use crate::suggestions::recorded::Recorded;
 
-/// A result is at least as large as one in this many parts of the largest block of its operation. Others are
-/// statistics.
+/// A result is at least as large as 6.25 % (1/16) of the largest block of its operation. Others are statistics.
 const SMALLEST_RESULT: u64 = 16;
 /// How many values before an operation are searched for its inputs.
 const LATEST_VALUES: usize = 64;

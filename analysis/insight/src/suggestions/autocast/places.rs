@@ -1,4 +1,4 @@
-//! What autograd shows about the operations of a program: the nodes that each place made, and what they do.
+//! The operations of a program, as autograd shows them: the nodes that each place made, and what they do.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -14,7 +14,7 @@ use crate::rules::{
 };
 use crate::suggestions::recorded::Recorded;
 
-/// What autograd shows about one place of the program: the nodes that it made.
+/// One place of the program: the nodes that autograd made there.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct AutogradSite {
     pub(super) nodes: Vec<ContextId>,
@@ -47,7 +47,7 @@ impl AutogradSite {
     }
 }
 
-/// What decides the type of a place's results.
+/// The rule for the type of a place's results.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
     Lower,

@@ -23,7 +23,7 @@ use crate::rules::RuleId;
 /// A module that calls no other and allocates at most so many blocks is a single operation: batch normalization
 /// allocates its result, the means and the deviations.
 const OPERATION_BLOCKS: usize = 3;
-/// Another class is checkpointed too if that lowers the peak by at least one in this many parts.
+/// Another class is checkpointed too if that lowers the peak by at least 5 % (1/20).
 const WORTH_ANOTHER_CLASS: u64 = 20;
 pub(super) static RULE: SuggestionRule = SuggestionRule {
     id: RuleId::CheckpointLayers,

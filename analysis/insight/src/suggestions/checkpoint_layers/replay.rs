@@ -23,7 +23,7 @@ pub(super) fn is_repeated(recorded: &Recorded<'_>, block: &BlockLifetime) -> boo
         || block.category == Category::Workspace && recorded.is_no_workspace(block)
 }
 
-/// What a block of a call is for.
+/// The role of a block of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Role {
     /// The call itself frees it.
@@ -47,7 +47,7 @@ impl Role {
     }
 }
 
-/// A result is at least as large as one in this many parts of the largest block of its call.
+/// A result is at least as large as 6.25 % (1/16) of the largest block of its call.
 const SMALLEST_RESULT: u64 = 16;
 
 /// The bytes of a single number, such as a loss, which can save its input.

@@ -1,9 +1,9 @@
 //! How a program uses batches, and which blocks depend on their size.
 //!
-//! What depends on the batch halves with it: activations, inputs of a step, autograd temporaries, and temporaries of
-//! forward and backward passes. Weights, gradients, optimizer state, workspaces and copies of weights do not, nor do
-//! the gradients of weights that a backward pass adds to existing ones. What one step of many needs far more of has
-//! another reason than the batch.
+//! Blocks that depend on the batch halve with it: activations, inputs of a step, autograd temporaries, and temporaries
+//! of forward and backward passes. Weights, gradients, optimizer state, workspaces and copies of weights do not, nor do
+//! the gradients of weights that a backward pass adds to existing ones. If one step of many needs far more of a block,
+//! the batch is not the reason.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,8 +15,8 @@ use crate::passes::category::Category;
 use crate::passes::lifetimes::{BEFORE_STEPS, BlockLifetime};
 use crate::passes::phase::Phase;
 
-/// A step's blocks that belong to a later one of its backward passes are at most one in this many parts of the
-/// gradients, if the program accumulates gradients.
+/// A step's blocks that belong to a later one of its backward passes are at most 10 % (1/10) of the gradients, if the
+/// program accumulates gradients.
 const SMALL_PART: u64 = 10;
 
 /// A block lasts if its place allocates another one this many steps later. One variable keeps its value until the next
@@ -92,8 +92,8 @@ pub(crate) fn batches(recorded: &Recorded<'_>) -> Batches {
     }
 }
 
-/// The places whose blocks stay for more than a step, or are replaced by larger ones in each step. What a training
-/// keeps of its batches is as large with smaller ones.
+/// The places whose blocks stay for more than a step, or are replaced by larger ones in each step. Blocks of its
+/// batches that a training keeps are as large with smaller batches.
 pub(crate) fn lasting_places(recorded: &Recorded<'_>) -> HashSet<(StackId, ContextId)> {
     // By place: its oldest block that is allocated, and how often in a row it was replaced by a larger one.
     let mut places: HashMap<(StackId, ContextId), (&BlockLifetime, u32)> = HashMap::new();

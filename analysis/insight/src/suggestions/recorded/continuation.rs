@@ -82,7 +82,7 @@ pub(crate) fn continued(
 
 /// State of fewer bytes is a counter, not a state of each value.
 const SMALLEST_STATE: u64 = 4096;
-/// State that belongs to no gradient is at most one in this many parts of the state.
+/// State that belongs to no gradient is at most 5 % (1/20) of the state.
 const UNMATCHED_STATE: u64 = 20;
 
 /// The optimizer whose first step an error interrupted.

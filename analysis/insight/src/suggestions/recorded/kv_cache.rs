@@ -20,7 +20,7 @@ const CACHES: &str = "/transformers/cache_utils.py";
 const FILLS: [&str; 2] = ["update", "lazy_initialization"];
 /// The folder of the code that reads caches.
 const GENERATION: &str = "/transformers/generation/";
-/// What copies a cache for several continuations.
+/// The function that copies a cache for several continuations.
 const COPIES: (&str, &str) = ("/copy.py", "deepcopy");
 /// The function that repeats keys and values for several heads.
 const REPEATS: &str = "repeat_kv";
@@ -29,7 +29,7 @@ const REPEATED: usize = 3;
 /// A cache that is still there at so many later calls of its layer is kept for them.
 const LATER_CALLS: u32 = 2;
 
-/// What a stack does with caches.
+/// The way in which a stack uses caches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Use {
     /// Nothing.

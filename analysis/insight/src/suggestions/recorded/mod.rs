@@ -1,4 +1,4 @@
-//! What changes start from: the recorded blocks, their allocations and frees in order, and facts about them.
+//! The recorded data that changes start from: the blocks, their allocations and frees in order, and facts about them.
 
 pub(crate) mod batch;
 pub(crate) mod calls;
@@ -50,7 +50,7 @@ fn workspace_place(block: &BlockLifetime) -> WorkspacePlace {
     (block.start.stack, block.start.context, block.requested(), block.stream_pool)
 }
 
-/// What an autograd node does with gradients.
+/// The way in which an autograd node handles gradients.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum NodeKind {
     /// It passes a gradient to its parameter.
@@ -115,8 +115,8 @@ struct UnusualPlaces {
 }
 
 impl<'a> Recorded<'a> {
-    /// Takes the blocks of a device. `failed`: the request at which the recording ends. `rest`: what follows it in the
-    /// interrupted step.
+    /// Makes the recorded data from the blocks of a device. `failed`: the request at which the recording ends. `rest`:
+    /// what follows it in the interrupted step.
     pub fn new(
         lifetimes: &'a BlockLifetimes,
         definitions: &'a Definitions,

@@ -93,7 +93,7 @@ pub(crate) fn peak(spans: &[Span], settings: &AllocatorSettings) -> (u64, Key) {
     peak
 }
 
-/// What PyTorch's allocator does with changed blocks.
+/// The result of PyTorch's allocator with changed blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Placed {
     /// The highest allocated bytes, as `torch.cuda.max_memory_allocated` counts them.
