@@ -37,8 +37,8 @@ const SCAN_INTERVAL: Duration = Duration::from_millis(100);
 const NEW_PROCESS_INTERVAL: Duration = Duration::from_millis(10);
 /// The longest interval between two checks of a process in which no problem was found.
 const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(2);
-/// The pause after a scan is at least this many times the scan's CPU time, and the CPU time of all checks at most one
-/// in this many parts of the run's time.
+/// The pause after a scan is at least this many times the scan's CPU time, and the CPU time of all checks at most 2 %
+/// (1/50) of the run's time.
 const PAUSE_FACTOR: u32 = 50;
 /// The CPU time that checks of new programs may take at any time, for a command that begins with many programs.
 const FREE_TIME: Duration = Duration::from_millis(500);

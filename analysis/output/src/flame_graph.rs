@@ -125,7 +125,7 @@ pub(super) struct SiteSums<'a> {
 }
 
 impl<'a> SiteSums<'a> {
-    /// Takes the devices of the window.
+    /// Makes sums for the devices of the window.
     pub(super) fn new(process: &Process, window: &'a Window, of: FlameWeight) -> SiteSums<'a> {
         let devices = window.sources(process).keys().map(|device| (*device, DeviceBytes::default())).collect();
         SiteSums { window, of, devices }

@@ -73,7 +73,7 @@ impl<'a, T> NamedRanges<'a, T> {
         self.left_out
     }
 
-    /// Takes the start or the end of a range, in the order of events. Returns the range that this event ends. `keep`
+    /// Observes the start or the end of a range, in the order of events. Returns the range that this event ends. `keep`
     /// makes what a new range keeps.
     pub(crate) fn observe(&mut self, e: &Event, keep: impl FnOnce() -> T) -> Option<NamedRange<'a, T>> {
         let label = self.names.label(e)?;

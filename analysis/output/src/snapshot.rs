@@ -46,7 +46,7 @@ pub struct SnapshotOptions {
     pub custom_rules: Option<Arc<CustomRules>>,
 }
 
-/// What was written.
+/// Counts of the written events.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct SnapshotReport {
     /// The number of events, over all devices.

@@ -16,7 +16,7 @@ use memtrace_input::load::{Process, Run};
 use memtrace_insight::passes::{Analysis, BlockAllocation, BlockClassification, BlockObserver, FirstPass, RangeNames};
 use memtrace_replay::{Allocator, Block, BlockState, Change, Replay, Segment, Usage};
 
-/// What to select. The default selects everything.
+/// A selection of events. The default selects everything.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Selection {
     /// From the first block of the first of these steps to the event before the first block after the last of these
@@ -34,7 +34,7 @@ pub struct Selection {
     pub device: Option<i16>,
 }
 
-/// What a window does not show of its devices.
+/// The parts of its devices that a window omits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LeftOut {
     /// Events before its steps, its named range or its time range.
@@ -129,7 +129,7 @@ impl Window {
         (self.first > 0 || self.last < u64::MAX).then_some((self.first, self.last))
     }
 
-    /// What it does not show.
+    /// The parts that it omits.
     pub fn left_out(&self) -> &LeftOut {
         &self.left_out
     }

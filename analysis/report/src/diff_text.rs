@@ -52,7 +52,7 @@ pub(crate) fn headlines(report: &DiffReport) -> Vec<String> {
     report.pairs.iter().take(PAIRS).map(|pair| format!("{}{}", title(pair), pair.headline)).collect()
 }
 
-/// What is in one run only, and the limits of the comparison.
+/// The devices that are in one run only, and the limits of the comparison.
 pub(crate) fn remarks(report: &DiffReport) -> Vec<String> {
     let only = |one: &UnpairedDevice| {
         let whose = device_text(one.rank, one.pid, one.device);

@@ -22,7 +22,7 @@ use crate::style::{TextOptions, ToText};
 /// The file name of the HTML report.
 pub const HTML_REPORT: &str = "report.html";
 
-/// What to write.
+/// The files to write.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct FinishOptions {
     /// Whether to skip `<rank|pid>.pickle`.
@@ -35,14 +35,14 @@ pub struct FinishOptions {
     pub shown_path: Option<String>,
 }
 
-/// What was written.
+/// The written files.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct FinishedRun {
     /// The summary, for printing.
     pub summary: Summary,
     /// The files, those of most interest to users first.
     pub files: Vec<PathBuf>,
-    /// What could not be read or written.
+    /// The problems of reading and writing.
     pub problems: Vec<Problem>,
 }
 

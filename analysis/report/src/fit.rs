@@ -68,7 +68,8 @@ pub(crate) fn wrap_words(text: &str, width: usize) -> Vec<String> {
     wrap(words(text).into_iter(), width)
 }
 
-/// Breaks a line of code at spaces. What follows is indented by four columns more. Only a line of many lines is cut.
+/// Breaks a line of code at spaces. Continuation lines are indented by four columns more. Only a line of many lines is
+/// cut.
 pub(crate) fn wrap_code(code: &str, width: usize) -> Vec<String> {
     if fits(code, width) {
         return vec![code.to_owned()];

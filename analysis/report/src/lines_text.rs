@@ -215,7 +215,8 @@ fn nonzero(bytes: u64) -> String {
     if bytes > 0 { size_text(bytes) } else { String::new() }
 }
 
-/// What a line allocated, by kind: `attention 1.20 GiB, none of the rules 3.00 MiB`. `rest` names what has no name.
+/// The allocations of a line, by kind: `attention 1.20 GiB, none of the rules 3.00 MiB`. `rest` is the name of
+/// blocks without one.
 fn kind_text(all: impl Iterator<Item = (Option<String>, u64)>, rest: &str) -> String {
     let mut names: Vec<String> =
         all.map(|(name, bytes)| format!("{} {}", name.as_deref().unwrap_or(rest), size_text(bytes))).collect();

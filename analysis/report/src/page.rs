@@ -1,4 +1,4 @@
-//! What the interactive pages share: policy, style sheet, data of processes, and script (`web/`).
+//! The common parts of the interactive pages: policy, style sheet, data of processes, and script (`web/`).
 //!
 //! Everything that a program can name is data: compressed, encoded as base64, and set as text by the script.
 
@@ -49,7 +49,7 @@ fn hash(text: &str) -> String {
     format!("'sha256-{}'", STANDARD.encode(Sha256::digest(text.as_bytes())))
 }
 
-/// What a page may load.
+/// The resources that a page may load.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Loads {
     Nothing,

@@ -18,7 +18,7 @@ use crate::text_report::{ISSUE_LABEL_WIDTH, ROW_TEXT, TextReport};
 /// The maximum number of named ranges listed, and the maximum width of their names in columns.
 const LISTED_LABELS: usize = 8;
 const LONGEST_LABEL: usize = 28;
-/// Categories below one in this many parts of the whole are summed up.
+/// Categories below 0.5 % (1/200) of the whole are summed up.
 const SMALL_CATEGORY: u64 = 200;
 /// The maximum number of modules listed. A listed module has at least one in `SMALL_MODULE` parts of the allocated
 /// bytes.
@@ -26,7 +26,7 @@ const MODULES: usize = 3;
 const SMALL_MODULE: u64 = 50;
 /// The maximum number of compile contexts listed.
 const COMPILE_CONTEXTS: usize = 8;
-/// What stands for the blocks that no compiled region allocated.
+/// The name for blocks that no compiled region allocated.
 pub(crate) const NOT_COMPILED: &str = "outside compiled regions";
 /// The maximum width of a tensor name in columns.
 const LONGEST_NAME: usize = 96;
@@ -143,7 +143,7 @@ impl TextReport {
         }
     }
 
-    /// Adds what was allocated, by custom category, the largest first. What no rule matches comes last.
+    /// Adds what was allocated, by custom category, the largest first. Blocks that no rule matches come last.
     fn custom_categories(&mut self, state: &MemoryState) {
         let whole = state.totals.allocated_bytes;
         let mut amounts: Vec<&CustomCategoryAmount> =

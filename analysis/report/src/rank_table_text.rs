@@ -212,7 +212,7 @@ fn name(rank: Option<u32>) -> String {
     rank.map_or_else(|| "the process".to_owned(), |rank| format!("rank {rank}"))
 }
 
-/// What the worst rank has more than the median: by category, then by line.
+/// The memory that the worst rank has more than the median: by category, then by line.
 fn comparison_texts(comparison: &RankComparison, count: usize) -> Vec<(String, String)> {
     let label = format!("{} against {}", name(comparison.worst.rank), name(comparison.median.rank));
     let categories: Vec<String> = comparison

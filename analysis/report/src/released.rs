@@ -9,7 +9,7 @@ use crate::text_report::TextReport;
 const LARGEST: usize = 8;
 
 impl TextReport {
-    /// What stayed after each point, in full.
+    /// The memory that stayed after each point, in full.
     pub(crate) fn released_section(&mut self, device: &DeviceSummary) {
         if device.released.is_empty() {
             return self.line(

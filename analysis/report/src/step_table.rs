@@ -1,5 +1,5 @@
-//! One step in time order: what was allocated at the start, peak and end of each phase. What does not happen in each
-//! step stands apart, so that it dilutes no figure.
+//! One step in time order: what was allocated at the start, peak and end of each phase. Work that does not happen in
+//! each step is listed apart, so that it dilutes no figure.
 
 use memtrace_insight::passes::Phase;
 use memtrace_summary::{

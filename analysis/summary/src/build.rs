@@ -74,7 +74,7 @@ const LARGEST_ALLOCATIONS: usize = 20;
 /// the peak.
 const MODULES: usize = 500;
 const SMALLEST_MODULE: u64 = 500;
-/// An allocation outside PyTorch is reported at an error if it is at least one in this many parts of the device.
+/// An allocation outside PyTorch is reported at an error if it is at least 10 % (1/10) of the device.
 const LARGE_PART: u64 = 10;
 
 /// Losses that the launcher counts and that every trace also reports. They are not counted twice.
@@ -268,7 +268,7 @@ fn dump_problems(dump: &XlaDump) -> impl Iterator<Item = String> {
     dump.problems.iter().cloned().chain(more)
 }
 
-/// What observes the events of a process besides its analysis.
+/// The observers of a process's events, apart from its analysis.
 struct Observers {
     lifetimes: LifetimeCollector,
     uses: DeviceUses,
@@ -391,7 +391,7 @@ fn unknown_end(processes: &[ProcessSummary], is_recording: bool) -> String {
     end.to_owned()
 }
 
-/// What the passes over a process's events have found.
+/// The results of the passes over a process's events.
 struct Results<'a> {
     analysis: &'a Analysis,
     lifetimes: &'a [BlockLifetimes],
@@ -484,7 +484,7 @@ pub(crate) fn missing_state(process: &Process) -> Option<&'static str> {
     (!is_known).then_some("steps and categories before are unknown, so steps count from the first kept event")
 }
 
-/// What rotation has dropped.
+/// The events that rotation has dropped.
 pub(crate) fn dropped_events(process: &Process) -> Option<DroppedEvents> {
     let rotation = process.definitions().rotation.as_ref()?;
     let (began, until) = rotation.dropped_ticks;
@@ -555,7 +555,7 @@ fn losses(process: &Process, analysis: &Analysis) -> BTreeMap<String, u64> {
     losses
 }
 
-/// What the names of several tensors have in common.
+/// The common parts of the names of several tensors.
 struct CommonName {
     pattern: String,
     /// The data type and shape of all of them, if it is the same.
@@ -578,7 +578,7 @@ struct Context<'a> {
     machine: &'a Machine<'a>,
 }
 
-/// What is known of the run's devices and processes as a whole.
+/// Facts about the run's devices and processes as a whole.
 struct Machine<'a> {
     samples: &'a DeviceSamples,
     /// Names of the run's processes, by pid.
@@ -768,7 +768,7 @@ impl Context<'_> {
         }
     }
 
-    /// What stayed after each point that the program came to.
+    /// The memory that stayed after each point that the program came to.
     fn released(&self, process_analysis: &Analysis, analysis: &DeviceAnalysis) -> Vec<ReleasedSummary> {
         let points = self.points.all.iter().zip(&analysis.states.released).enumerate();
         let shown = points.filter(|(index, (_, released))| self.points.is_shown(*index, released.times));
@@ -1282,7 +1282,7 @@ impl Context<'_> {
         }
     }
 
-    /// What the step of the explained error would still have needed.
+    /// The requests that the step of the explained error would still have made.
     fn step_estimate(&self, analysis: &DeviceAnalysis, oom: &Oom, found: Option<&OomReport>) -> Option<StepEstimate> {
         let rest = found.and_then(|found| found.rest.as_ref());
         let missing = || {

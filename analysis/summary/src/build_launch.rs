@@ -197,7 +197,7 @@ fn launch_issue_summary(issue: LaunchIssue) -> LaunchIssueSummary {
     }
 }
 
-/// What a process is in the launch.
+/// The role of a process in the launch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Role {
     /// It is this rank.

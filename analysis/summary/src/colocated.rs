@@ -70,7 +70,7 @@ pub struct HeldPart {
     pub bytes: u64,
 }
 
-/// Less than one in this many parts is no advice.
+/// A smaller share than 2 % (1/50) gives no advice.
 const LARGE_SHARE: u64 = 50;
 
 impl ActivitySummary {

@@ -26,7 +26,7 @@ use memtrace_insight::units::{signed_size_text, size_text};
 use memtrace_output::{SourceAccess, SourceFiles};
 use memtrace_replay::{Contexts, Names};
 
-/// A difference below one in this many parts of the peak is noise.
+/// A difference below 0.1 % (1/1000) of the peak is noise.
 const NOISE: u64 = 1000;
 /// The maximum number of frames reported per stack.
 const MAX_FRAMES: usize = 128;

@@ -1,4 +1,4 @@
-//! What each CUDA graph and each private memory pool of a device costs.
+//! The cost of each CUDA graph and each private memory pool of a device.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -77,7 +77,8 @@ pub struct CudaGraphSummary {
     /// otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_dimension: Option<u64>,
-    /// Whether the program destroyed all its executable graphs. What the end of the process destroys does not count.
+    /// Whether the program destroyed all its executable graphs. Graphs that are destroyed at the end of the process do
+    /// not count.
     pub is_destroyed: bool,
 }
 

@@ -68,15 +68,15 @@ pub struct DeviceBreakdown {
     /// Whether the driver was asked at this event. Otherwise `used_bytes` is the latest reading and what this process
     /// has allocated and freed since.
     pub is_reading: bool,
-    /// What uses the memory, most bytes first. `unattributed` comes last and is always present.
+    /// The users of the memory, most bytes first. `unattributed` comes last and is always present.
     pub parts: Vec<DevicePart>,
     /// Beside them: page-locked host memory of this process, in bytes.
     pub pinned_host_bytes: u64,
     /// Beside them: memory of other processes that this process has opened (CUDA IPC), in bytes. It counts for the
     /// process that allocated it.
     pub imported_bytes: u64,
-    /// Beside them: managed memory of this process, in bytes. What of it is on the device counts as `unattributed` or
-    /// as kernels.
+    /// Beside them: managed memory of this process, in bytes. The part of it that is on the device counts as
+    /// `unattributed` or as kernels.
     pub managed_bytes: u64,
 }
 
@@ -106,7 +106,7 @@ pub enum DevicePartKind {
     Library,
     /// Memory of stream-ordered pools that is not in use.
     UnusedPools,
-    /// What the driver's pages have beyond the allocations in them.
+    /// The part of the driver's pages beyond the allocations in them.
     Rounding,
     /// The CUDA contexts of this process, measured at their creation.
     Context,
@@ -115,11 +115,11 @@ pub enum DevicePartKind {
     Kernels,
     /// Another process.
     OtherProcess,
-    /// What was in use before this process and belongs to no process that NVML lists.
+    /// Memory that was in use before this process and belongs to no process that NVML lists.
     BeforeProcess,
     /// The CUDA context of this process, other processes and the driver, which cannot be separated.
     ContextAndOtherProcesses,
-    /// What cannot be attributed.
+    /// Memory that cannot be attributed.
     Unattributed,
 }
 
@@ -216,7 +216,7 @@ struct Others<'a> {
     /// The pids that count as others. `None`: all but this process's own.
     only: Option<Vec<u32>>,
     own: u32,
-    /// What was in use before this process and belongs to no listed process.
+    /// Memory that was in use before this process and belongs to no listed process.
     before: u64,
     separation: OtherProcesses,
 }

@@ -22,14 +22,15 @@ const HOLDERS_OF_ISSUE: usize = 3;
 const MODULE_TABLES: [&str; 3] = ["._modules", "._parameters", "._buffers"];
 /// Up to this many different names in paths that are otherwise the same get a line each.
 const NAMED_KEYS: usize = 4;
-/// What holds less than this share of an issue's memory is not listed: the variables of the present step.
+/// Paths that hold less than this share of an issue's memory are not listed: they are the variables of the present
+/// step.
 const MIN_SHARE: u64 = 20;
 /// The maximum number of holders listed for what stayed after memory was released.
 const HOLDERS_AFTER_RELEASE: usize = 8;
 /// The maximum number of holders listed for one device.
 const HOLDERS_OF_DEVICE: usize = 32;
 
-/// What one path holds, by the address of its memory.
+/// The blocks that one path holds, by the address of their memory.
 #[derive(Clone)]
 struct Held {
     path: Rc<str>,
@@ -39,7 +40,7 @@ struct Held {
 
 type Site = (i16, StackId, ContextId);
 
-/// What was held at one scan.
+/// The holders at one scan.
 struct Scan {
     facts: HolderScan,
     /// Sorted by `seq` of the allocations.
@@ -66,7 +67,7 @@ impl Scan {
     }
 }
 
-/// What a process's objects held, at the scans that matter.
+/// The memory that a process's objects held, at the scans that matter.
 pub(crate) struct Holders {
     /// Whether `--holders` would have given a result that this recording lacks.
     is_missing: bool,
@@ -79,8 +80,8 @@ pub(crate) struct Holders {
 }
 
 impl Holders {
-    /// Takes the changes of a process's holders. `ooms` gives the number of events at the explained out-of-memory error
-    /// of each device. `after`: for [`Self::after`].
+    /// Collects the changes of a process's holders. `ooms` gives the number of events at the explained out-of-memory
+    /// error of each device. `after`: for [`Self::after`].
     pub(crate) fn of(
         process: &Process,
         changes: &[HolderChange],
@@ -158,7 +159,7 @@ impl Holders {
         }
     }
 
-    /// What held the blocks that an issue is about. Empty if it is unknown.
+    /// The holders of the blocks of an issue. Empty if it is unknown.
     pub(crate) fn of_issue(&self, issue: &Issue) -> Vec<HolderSummary> {
         if issue.rule.kept_by == KeptBy::Nothing {
             return Vec::new();
@@ -191,20 +192,21 @@ impl Holders {
             .then(|| "record with memtrace --holders to see which Python object holds them".to_owned())
     }
 
-    /// What held these blocks at the scan that [`Self::of_device`] is about. `allocated`: `seq` of their allocations.
+    /// The holders of these blocks at the scan that [`Self::of_device`] is about. `allocated`: `seq` of their
+    /// allocations.
     pub(crate) fn of_blocks(&self, device: i16, allocated: &[u64]) -> Vec<HolderSummary> {
         let held = self.by_device.get(&device).into_iter().flat_map(|scan| &scan.held);
         let meant = held.filter(|held| held.block.device == device && allocated.contains(&held.block.seq));
         grouped(&meant.collect::<Vec<_>>(), HOLDERS_OF_ISSUE).0
     }
 
-    /// What held the blocks that were allocated at this event of a device, at the next scan.
+    /// The holders of the blocks that were allocated at this event of a device, at the next scan.
     pub(crate) fn after(&self, device: i16, seq: u64) -> Vec<HolderSummary> {
         let held = self.after.get(&(device, seq)).into_iter().flatten();
         grouped(&held.collect::<Vec<_>>(), HOLDERS_AFTER_RELEASE).0
     }
 
-    /// What held the most memory of a device.
+    /// The holders of the most memory of a device.
     pub(crate) fn of_device(&self, device: i16) -> Option<HoldersSummary> {
         let scan = self.by_device.get(&device)?;
         let held: Vec<&Held> = scan.held.iter().filter(|held| held.block.device == device).collect();

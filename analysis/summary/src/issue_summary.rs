@@ -64,7 +64,7 @@ pub struct HolderSummary {
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct OomForecastSummary {
-    /// What one turn of the program's loop is.
+    /// The kind of turn of the program's loop.
     pub turn: LoopTurn,
     /// The number of turns until no memory is left.
     pub turns: u64,

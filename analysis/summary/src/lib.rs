@@ -1,4 +1,4 @@
-//! What a run's memory use means, as plain results: the summary, comparisons, checks and line tables.
+//! The meaning of a run's memory use, as plain results: the summary, comparisons, checks and line tables.
 //!
 //! [`summarize`] turns a run into a [`Summary`], the structure of `summary.json`. [`check`] compares it with limits or
 //! a baseline, [`diff`] compares two runs, and [`lines`] gives the figures of source lines. `memtrace-report` draws

@@ -146,13 +146,13 @@ pub struct LineRow {
     /// The largest tensor with a name that the line allocated. Absent without one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub largest_tensor: Option<LineTensor>,
-    /// The blocks of `allocated_bytes` by custom category (`--categories FILE`), by bytes in descending order. What no
-    /// rule matches comes last. Absent without a file.
+    /// The blocks of `allocated_bytes` by custom category (`--categories FILE`), by bytes in descending order. Blocks
+    /// that no rule matches come last. Absent without a file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub custom_categories: Vec<CustomCategoryAmount>,
     /// The blocks of `allocated_bytes` by compile context (compiled region of `torch.compile`), by bytes in descending
-    /// order. What no compiled region allocated comes last. Absent without compile contexts, which only snapshots of
-    /// PyTorch have.
+    /// order. Blocks that no compiled region allocated come last. Absent without compile contexts, which only snapshots
+    /// of PyTorch have.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub compile_contexts: Vec<CompileContextAmount>,
     /// The values that `torch.cuda.memory_stats` has at the line, by its keys such as `active_bytes.all.peak`: `peak`
@@ -479,7 +479,7 @@ struct Kinds<'a> {
 }
 
 impl Kinds<'_> {
-    /// What a line allocated, by custom category.
+    /// The allocations of a line, by custom category.
     fn custom(&self, function: &FunctionUse, line: u32) -> Vec<CustomCategoryAmount> {
         let Some(rules) = self.rules else { return Vec::new() };
         let amounts = amounts_by(function, line, |kind| rules.name(kind.custom).map(str::to_owned));
@@ -496,7 +496,7 @@ impl Kinds<'_> {
         Some(LineTensor { name: of.text(), shape, bytes: named.largest.0, named_blocks: named.blocks })
     }
 
-    /// What a line allocated, by compile context.
+    /// The allocations of a line, by compile context.
     fn compiled(&self, function: &FunctionUse, line: u32) -> Vec<CompileContextAmount> {
         if self.contexts.is_empty() {
             return Vec::new();
@@ -508,7 +508,7 @@ impl Kinds<'_> {
     }
 }
 
-/// What a line allocated, by a name of the blocks' kinds: the largest first, then what has no name.
+/// The allocations of a line, by a name of the blocks' kinds: the largest first, then the blocks without a name.
 fn amounts_by(
     function: &FunctionUse,
     line: u32,

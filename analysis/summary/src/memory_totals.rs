@@ -18,7 +18,7 @@ pub struct Totals {
     pub requested_bytes: u64,
 }
 
-/// Rounding is reported if it is at least one in this many parts of the allocated memory.
+/// Rounding is reported if it is at least 2 % (1/50) of the allocated memory.
 const SMALL_ROUNDING: u64 = 50;
 
 impl Totals {

@@ -6,9 +6,9 @@ use memtrace_trace::file::Definitions;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What reports call the memory of stream-ordered pools that is not in use.
+/// The name in reports for the memory of stream-ordered pools that is not in use.
 pub(crate) const UNUSED_POOLS: &str = "unused memory of stream-ordered pools";
-/// What reports call the part of the driver's pages beyond the allocations in them.
+/// The name in reports for the part of the driver's pages beyond the allocations in them.
 pub(crate) const ROUNDING: &str = "rounding to the driver's pages";
 
 /// Memory outside PyTorch's caching allocator.

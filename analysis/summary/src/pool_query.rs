@@ -42,7 +42,7 @@ pub(crate) fn add_pools(process: &Process, analysis: &Analysis, figures: &PoolFi
     }
 }
 
-/// What is known about the pools of one device.
+/// The pools of one device.
 struct PoolQuery<'a> {
     /// The owners of the device's memory.
     owners: &'a [OwnerSummary],
@@ -52,7 +52,7 @@ struct PoolQuery<'a> {
     environment: &'a BTreeMap<String, String>,
     /// The memory of the device.
     total_bytes: Option<u64>,
-    /// What the libraries reported about this device.
+    /// The figures that the libraries reported about this device.
     figures: Vec<&'a PoolFigure>,
 }
 

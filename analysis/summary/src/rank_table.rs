@@ -27,8 +27,8 @@ pub struct RankTable {
     /// How far the peaks of the ranks differ. Absent with fewer than two ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub imbalance: Option<ImbalanceSummary>,
-    /// What the rank with the highest peak has more than the median rank. Absent if their peaks differ by less than a
-    /// hundredth, and without their traces.
+    /// The memory that the rank with the highest peak has more than the median rank. Absent if their peaks differ by
+    /// less than a hundredth, and without their traces.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub worst_against_median: Option<RankComparison>,
     /// The number of ranks that recorded nothing, as far as it is known. The ranks of other hosts count only in a
@@ -46,7 +46,7 @@ pub struct RankTable {
 pub struct RankSummary {
     /// The rank.
     pub rank: u32,
-    /// What the rank was read from. Absent if the recording is of a version that does not tell.
+    /// The source of the rank. Absent if the recording is of a version that does not report it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank_source: Option<RankSource>,
     /// The rank on its host. Absent if it is unknown.
@@ -270,7 +270,7 @@ impl RankTable {
 }
 
 impl RankComparison {
-    /// Takes the comparison of the median rank, A, with the worst rank, B.
+    /// Makes a comparison from the median rank, A, and the worst rank, B.
     pub(crate) fn of(mut pair: DevicePair) -> RankComparison {
         pair.by_category.retain(|row| row.change.difference_bytes != 0);
         pair.by_line.retain(|row| row.change.difference_bytes != 0);

@@ -1,4 +1,4 @@
-//! What stayed on a device where the program had released memory, divided by what holds it.
+//! The memory that stayed on a device where the program had released memory, divided by what holds it.
 
 use std::collections::BTreeSet;
 
@@ -50,7 +50,7 @@ pub enum ReleasedPartKind {
     Library,
     /// Memory of stream-ordered pools that is not in use.
     UnusedPools,
-    /// What the driver's pages have beyond the allocations in them.
+    /// The part of the driver's pages beyond the allocations in them.
     Rounding,
 }
 

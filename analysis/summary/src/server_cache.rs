@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 /// The maximum number of points in time.
 const MAX_POINTS: usize = 256;
 
-/// The use of a KV cache over time, by the engine's own counters. What is only kept for requests with the same prefix
-/// is not in use.
+/// The use of a KV cache over time, by the engine's own counters. Blocks that are only kept for requests with the same
+/// prefix are not in use.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct KvCacheUse {

@@ -6,7 +6,7 @@ use memtrace_insight::units::{count_text, size_text};
 use crate::device_memory::DeviceMemorySummary;
 use crate::server_options::{ActualBytes, Attributes, EngineOption, SPARE};
 
-/// Fewer weights are advised after an error of the largest batch if they take at least one in so many parts.
+/// Fewer weights are advised after an error of the largest batch if they take at least 25 % (1/4).
 const LARGE_WEIGHTS: u64 = 4;
 
 /// A request of a server that was refused for lack of memory.

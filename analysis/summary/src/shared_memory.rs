@@ -145,7 +145,7 @@ pub(crate) struct DriverCalls {
 }
 
 impl DriverCalls {
-    /// Takes an event.
+    /// Observes an event.
     #[inline]
     pub(crate) fn observe(&mut self, e: &Event, calibration: &Calibration) {
         if matches!(e.source, Source::Driver | Source::Runtime) && e.result == 0 {
@@ -153,7 +153,7 @@ impl DriverCalls {
         }
     }
 
-    /// Takes a call that succeeded.
+    /// Applies a call that succeeded.
     fn apply(&mut self, e: &Event, ns: u64) {
         let counted = e.source == Source::Runtime && e.flags.contains(Flags::HAS_NESTED);
         match (e.action, e.api.memory_kind()) {
@@ -192,7 +192,7 @@ impl DriverCalls {
         }
     }
 
-    /// Takes the export of the allocation that contains `addr`.
+    /// Applies the export of the allocation that contains `addr`.
     fn export(&mut self, addr: u64, handle: u64, ns: u64) {
         let next = self.exported.len();
         let below = self.live.range_mut(..=addr).next_back();

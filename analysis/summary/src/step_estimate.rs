@@ -1,5 +1,5 @@
-//! What an interrupted step would still have needed: from an earlier step, from the modules that it had not called, or
-//! from the optimizer's state.
+//! The memory that an interrupted step would still have needed: from an earlier step, from the modules that it had not
+//! called, or from the optimizer's state.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -12,12 +12,12 @@ use memtrace_insight::units::size_text;
 
 /// The maximum number of uncalled modules that are named.
 const NAMED: usize = 4;
-/// An estimate must exceed what the failed request itself shows by one in this many parts.
+/// An estimate must exceed what the failed request itself shows by 2 % (1/50).
 const MIN_GAIN: u64 = 50;
 /// The size of a block for a step counter, in bytes.
 const STEP_COUNTER: u64 = 512;
 
-/// What an interrupted step would still have needed.
+/// The memory that an interrupted step would still have needed.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct StepEstimate {
@@ -40,7 +40,7 @@ pub struct StepEstimate {
     /// The step that shows the rest of the interrupted one. Absent unless `basis` is `earlier_step`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub earlier_step: Option<u32>,
-    /// What the step had not done when the request failed.
+    /// The parts of the step that had not run when the request failed.
     pub still_to_come: Vec<StepPart>,
 }
 
@@ -69,7 +69,7 @@ pub struct StepPart {
     /// The bytes that the part would have added to the allocated ones. Absent if they are unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
-    /// What the bytes rest on, as text. Absent without bytes.
+    /// The evidence for the bytes, as text. Absent without bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evidence: Option<String>,
 }
@@ -115,8 +115,8 @@ impl StepEstimate {
     }
 }
 
-/// What the step of the out-of-memory error `oom` would still have needed. `rest`: what an earlier iteration shows.
-/// `available`: the bytes that the allocator could have had. `None` if the recording shows nothing of it.
+/// The memory that the step of the out-of-memory error `oom` would still have needed. `rest`: what an earlier iteration
+/// shows. `available`: the bytes that the allocator could have had. `None` if the recording shows nothing of it.
 pub(crate) fn step_estimate(
     analysis: &DeviceAnalysis,
     oom: &Oom,

@@ -1,4 +1,4 @@
-//! What would lower a peak, or the allocated bytes at an out-of-memory error: each change is replayed.
+//! Changes that would lower a peak, or the allocated bytes at an out-of-memory error. Each change is replayed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,12 +26,12 @@ use memtrace_insight::suggestions::{
 use memtrace_insight::units::size_text;
 use memtrace_replay::Names;
 
-/// A combination is reported if it lowers the peak by at least one in this many parts more than its best part.
+/// A combination is reported if it lowers the peak by at least 10 % (1/10) more than its best part.
 const WORTH_COMBINING: u64 = 10;
-/// A run that would leave less than one in this many parts of the memory is not said to fit.
+/// A run that would leave less than 5 % (1/20) of the memory is not said to fit.
 const CLOSE: u64 = 20;
-/// If growth until an error is at least one in this many parts of what was allocated, the growth is what fills the
-/// memory. Other changes only delay the error.
+/// If growth until an error is at least 25 % (1/4) of what was allocated, the growth is what fills the memory. Other
+/// changes only delay the error.
 const DOMINATES: u64 = 4;
 /// The maximum number of changes that are combined.
 const MAX_COMBINED: usize = 3;
@@ -42,13 +42,13 @@ const MAX_THREADS: usize = 4;
 /// The maximum number of groups of modules that an action names.
 const MAX_GROUPS: usize = 6;
 
-/// What suggestions are made from.
+/// The inputs of suggestions.
 pub(crate) struct SuggestionQuery<'a> {
     pub process: &'a Process,
     pub analysis: &'a Analysis,
     pub device: &'a DeviceAnalysis,
     pub lifetimes: &'a BlockLifetimes,
-    /// What the step that the explained error interrupted would still have requested.
+    /// The requests that the step that the explained error interrupted would still have made.
     pub rest: Option<&'a RestOfStep>,
     pub table: &'a StackTable,
     pub names: &'a Names,
@@ -291,7 +291,7 @@ struct Texts<'a> {
 }
 
 impl Texts<'_> {
-    /// What to do.
+    /// The action.
     fn action(&self, changes: &Combination<'_>) -> String {
         let action = |change: &&dyn Change| {
             let action = self.filled(change.action(), *change);

@@ -66,13 +66,13 @@ pub struct Summary {
     pub problems: Vec<String>,
     /// Processes of the command that could not be recorded, as far as they were found.
     pub unrecordable: Vec<UnrecordableProcess>,
-    /// What is known not to be recorded of the command's processes: refused and unrecordable ones with the reasons.
+    /// The processes of the command that are known not to be recorded: refused and unrecordable ones with the reasons.
     pub not_recorded: Vec<NotRecordedSummary>,
     /// Everything that the recording lacks or that limits what it shows, as reports list it.
     pub gaps: Vec<RecordingGap>,
     /// The names of the files that the report wrote into the run folder.
     pub files: Vec<String>,
-    /// What XLA wrote about the programs that it compiled. Absent unless the run was recorded with `--xla-dump`.
+    /// The programs that XLA compiled, as it described them. Absent unless the run was recorded with `--xla-dump`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub xla: Option<XlaSummary>,
 }
@@ -178,8 +178,8 @@ pub struct ProcessSummary {
     pub snapshot: Option<String>,
     /// The number of recorded events.
     pub events: u64,
-    /// What rotation has dropped (`memtrace run --keep`). All figures are those of the kept events and of what was in
-    /// use before them. Absent if all events were kept.
+    /// The events that rotation has dropped (`memtrace run --keep`). All figures are those of the kept events and of
+    /// what was in use before them. Absent if all events were kept.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dropped: Option<DroppedEvents>,
     /// The devices on which the process allocated memory. Devices with out-of-memory errors come first, then those with
@@ -193,7 +193,7 @@ pub struct ProcessSummary {
     pub refused_requests_left_out: u64,
     /// The issues that were detected, by `bytes` in descending order.
     pub issues: Vec<IssueSummary>,
-    /// What the out-of-memory error that ended the process means, if no diagnostic rule matched. Absent otherwise.
+    /// The meaning of the out-of-memory error that ended the process, if no diagnostic rule matched. Absent otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub no_issue_remark: Option<String>,
     /// The pinned (page-locked) host memory, by the library that allocated it, by peak in descending order.
@@ -220,8 +220,8 @@ pub struct DroppedEvents {
     pub text: String,
 }
 
-/// What held the tensors of a device (`--holders`), at the scan after the explained out-of-memory error, or else at the
-/// last one with most of the memory.
+/// The holders of the tensors of a device (`--holders`), at the scan after the explained out-of-memory error, or else
+/// at the last one with most of the memory.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct HoldersSummary {
@@ -360,9 +360,9 @@ pub struct DeviceSummary {
     /// the program had no range of this name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub range: Option<RangeSummary>,
-    /// What stayed on the device after the program had released memory: after the calls of `torch.cuda.empty_cache`,
-    /// after ranges with `sleep`, `offload` or `unload` in their names, and after the requested point
-    /// (`--released-after`).
+    /// The memory that stayed on the device after the program had released memory: after the calls of
+    /// `torch.cuda.empty_cache`, after ranges with `sleep`, `offload` or `unload` in their names, and after the
+    /// requested point (`--released-after`).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub released: Vec<ReleasedSummary>,
     /// The number of out-of-memory errors.
@@ -778,7 +778,7 @@ named! {
         Run => "run",
         /// The run up to the end of the iteration that an out-of-memory error interrupted, completed as an earlier one.
         Iteration => "iteration",
-        /// The run up to the out-of-memory error. What follows is unknown.
+        /// The run up to the out-of-memory error. Later events are unknown.
         UntilError => "until_error",
     }
 }
@@ -819,7 +819,7 @@ pub struct SuggestionSummary {
     pub link: String,
     /// The condition of the rule, and the figures of this run.
     pub evidence: String,
-    /// What the replay changes, as text.
+    /// The change that the replay makes, as text.
     pub method: String,
 }
 
@@ -919,8 +919,8 @@ pub struct RangeSummary {
     pub peak: MemoryState,
 }
 
-/// What stayed on a device after a point of the program. Of all times that the program came there, it is the one after
-/// which the most bytes stayed.
+/// The memory that stayed on a device after a point of the program. Of all times that the program came there, it is the
+/// one after which the most bytes stayed.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ReleasedSummary {
@@ -933,7 +933,7 @@ pub struct ReleasedSummary {
     /// The bytes that this process still had on the device: what it has allocated from CUDA. The CUDA context and
     /// kernels do not count.
     pub stayed_bytes: u64,
-    /// What these bytes are, most bytes first. The bytes of the parts add up to `stayed_bytes`.
+    /// The owners of these bytes, most bytes first. The bytes of the parts add up to `stayed_bytes`.
     pub parts: Vec<ReleasedPart>,
     /// The blocks that were allocated.
     pub state: MemoryState,
@@ -1178,8 +1178,8 @@ pub struct OomSummary {
     /// optimizer allocated its state.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub optimizer_state_needed_bytes: Option<u64>,
-    /// What the interrupted step would still have needed. Absent if the recording does not show it, or if another error
-    /// is explained.
+    /// The memory that the interrupted step would still have needed. Absent if the recording does not show it, or if
+    /// another error is explained.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step_estimate: Option<StepEstimate>,
     /// Whether the error ended the process. Absent if it is unknown.
@@ -1327,8 +1327,8 @@ impl Summary {
         schema_text::<Summary>()
     }
 
-    /// Reads a `summary.json` of this major version. What an older minor version lacks is absent, zero or empty; what a
-    /// newer one adds is ignored.
+    /// Reads a `summary.json` of this major version. Fields that an older minor version lacks are absent, zero or
+    /// empty; fields that a newer one adds are ignored.
     ///
     /// # Errors
     ///

@@ -32,17 +32,17 @@ pub enum Replaying {
     Always,
 }
 
-/// The outliers of a step are reported if they hold at least one in this many parts of the memory in use.
+/// The outliers of a step are reported if they hold at least 33.3 % (1/3) of the memory in use.
 const OUTLIER_SHARE: u64 = 3;
-/// The part of the growth that its text mentions if it is unexplained: one in so many.
+/// The part of the growth that its text mentions if it is unexplained: 5 % (1/20).
 const UNEXPLAINED: u64 = 20;
-/// Growth after the first step is reported if it exceeds one in this many parts of the first step's peak.
+/// Growth after the first step is reported if it exceeds 1 % (1/100) of the first step's peak.
 const SMALL_GROWTH: u64 = 100;
-/// Inputs that exceed the median by at least one in this many parts are reported.
+/// Inputs that exceed the median by at least 25 % (1/4) are reported.
 const LARGER_INPUTS: u64 = 4;
-/// Reserved memory at the peak is explained if at least one in this many parts is not in use.
+/// Reserved memory at the peak is explained if at least 5 % (1/20) is not in use.
 const WORTH_EXPLAINING: u64 = 20;
-/// The allocator's policy is replayed if at least one in this many parts is not in use.
+/// The allocator's policy is replayed if at least 12.5 % (1/8) is not in use.
 const WORTH_REPLAYING: u64 = 8;
 /// Less unused reserved memory than this is never explained, in bytes.
 const SMALL: u64 = 64 << 20;
@@ -50,8 +50,8 @@ const SMALL: u64 = 64 << 20;
 const MANY_EVENTS: u64 = 4_000_000;
 /// Less memory of CUDA contexts and other processes than this is not worth a remark, in bytes.
 const MANY_OTHERS: u64 = 2 << 30;
-/// If the rest of a step is unknown, the pieces of the free memory explain an error only if they are at least one in
-/// this many parts of what the allocator could have had.
+/// If the rest of a step is unknown, the pieces of the free memory explain an error only if they are at least 12.5 %
+/// (1/8) of what the allocator could have had.
 const MANY_PIECES: u64 = 8;
 /// If more than this was free beside a failed request, CUDA did not refuse it. In bytes.
 const CUDA_KEEPS: u64 = 64 << 20;
@@ -164,7 +164,8 @@ pub(crate) fn memory_limit(
     Some(available.max(highest.reserved))
 }
 
-/// What an out-of-memory error that ended the process means if no rule found an issue. `None` without such an error.
+/// The meaning of an out-of-memory error that ended the process if no rule found an issue. `None` without such an
+/// error.
 pub(crate) fn no_issue_remark(devices: &[DeviceSummary]) -> Option<String> {
     let explained = |device: &DeviceSummary| device.ooms.get(device.explained_oom?).cloned();
     let (device, oom) = devices

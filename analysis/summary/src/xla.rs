@@ -1,10 +1,10 @@
-//! What XLA's dump says about compiled programs (`memtrace --xla-dump`): the structure in `summary.json`.
+//! The content of XLA's dump about compiled programs (`memtrace --xla-dump`): the structure in `summary.json`.
 
 use memtrace_input::xla::BufferKind;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What XLA wrote about the programs that it compiled (`--xla-dump`).
+/// The programs that XLA compiled, as it described them (`--xla-dump`).
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct XlaSummary {

@@ -51,7 +51,7 @@ fn csv(run: &Run) -> String {
     String::from_utf8(exported(run, |p, out| blocks_csv(p, &Window::WHOLE, None, out, &mut |_| {}))).unwrap()
 }
 
-/// What the commands print on a terminal, by command.
+/// The output of the commands on a terminal, by command.
 fn printed(run: &Run, options: &TextOptions) -> BTreeMap<String, String> {
     let summary = summarize(run, &mut |_| {}).unwrap();
     let mut all = BTreeMap::from([

@@ -78,8 +78,8 @@ fn data_in(
     decode(&plain)
 }
 
-/// What a plain replay has of each device: blocks, and `seq`, allocated and reserved bytes after each allocation and
-/// free.
+/// The state of each device by a plain replay: blocks, and `seq`, allocated and reserved bytes after each allocation
+/// and free.
 type Truth = BTreeMap<i64, (BTreeSet<(u64, Option<u64>, u64, u64)>, Vec<(u64, u64, u64)>)>;
 
 fn truth(process: &Process) -> Truth {

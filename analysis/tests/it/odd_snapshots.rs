@@ -59,7 +59,7 @@ fn and(path: &str, place: usize, new: V) -> V {
     value
 }
 
-/// What a run reports as unusable: problems, losses, remarks.
+/// The results that a run reports: events, peak and messages (problems, losses, remarks).
 fn results(run: &Run) -> (u64, u64, String) {
     let summary = summarize(run, &mut |_| {}).unwrap();
     let process = &summary.processes[0];

@@ -1,4 +1,5 @@
-//! What the page's views rest on, beside plain computations: named ranges, the sum over ranks, and custom categories.
+//! The data behind the page's views, beside plain computations: named ranges, the sum over ranks, and custom
+//! categories.
 
 use std::collections::BTreeMap;
 

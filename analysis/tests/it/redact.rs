@@ -23,7 +23,7 @@ const PRIVATE: Words = Words {
     argument: "/home/alice/acme/run_acme.py",
     device: "Test GPU",
 };
-/// What must not be in any file of a redacted run.
+/// The words that must not be in any file of a redacted run.
 const SECRETS: [&str; 9] = ["alice", "acme", "Acme", "secret", "train.py", "worker", "epoch", "token", "hostess"];
 
 /// The recording as a trace, with names of tensors, a reference cycle and a notice.

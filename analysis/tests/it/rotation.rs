@@ -332,7 +332,7 @@ fn events(recorded: &Recorded) -> Vec<Event> {
     reader.events().flatten().flatten().collect()
 }
 
-/// What a replay shows, but for what was only in the dropped part.
+/// The state of a replay, without the dropped part's own records.
 fn state(replay: &Replay) -> impl PartialEq + std::fmt::Debug + use<> {
     let allocator = &replay.devices()[0].allocator;
     let segments: Vec<_> = allocator

@@ -181,7 +181,7 @@ fn every_pickler_and_format_gives_the_same_recording() {
     assert!(first[0].contains("0xffff800000000000"), "{}", first[0]);
 }
 
-/// What remains of [`whole`] if its ring buffer has overwritten the beginning, or if it was started late.
+/// The rest of [`whole`] if its ring buffer has overwritten the beginning, or if it was started late.
 #[test]
 fn blocks_older_than_the_recording_are_reconstructed() {
     let trace = vec![

@@ -39,7 +39,7 @@ const MAX_COPIES: u32 = 16;
 const SPARE_SPACE: u64 = 64 << 20;
 /// The minimum of it.
 const MIN_SPARE_SPACE: u64 = 1 << 20;
-/// A trace is rotated when its oldest event is older than the limit by one part in this many.
+/// A trace is rotated when its oldest event is older than the limit by 25 % (1/4).
 const SLACK: u32 = 4;
 
 /// When one trace is rotated next.

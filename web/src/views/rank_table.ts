@@ -28,7 +28,7 @@ const PHASES = [
 const LINES = 8;
 /** The number of workers and helpers that are listed. */
 const HELPERS = 8;
-/** An imbalance below one in this many parts of the highest peak is not worth a comparison. */
+/** An imbalance below 1 % (1/100) of the highest peak is not worth a comparison. */
 const COMPARED_SHARE = 100;
 
 /** Marks the worst, the median and the best of more than two ranks. Empty for the others. */

@@ -68,7 +68,7 @@ impl<'a> Annotations<'a> {
         }
     }
 
-    /// Takes the allocated bytes of a device after an allocation or a free.
+    /// Observes the allocated bytes of a device after an allocation or a free.
     #[inline]
     pub(super) fn level(&mut self, device: usize, bytes: u64) {
         if let Some((now, highest)) = self.now.get_mut(device) {
@@ -77,13 +77,13 @@ impl<'a> Annotations<'a> {
         }
     }
 
-    /// Takes the position of any event.
+    /// Observes the position of any event.
     #[inline]
     pub(super) fn event(&mut self, e: &Event) {
         self.last = (e.seq, e.ticks);
     }
 
-    /// Takes the start or the end of a range.
+    /// Observes the start or the end of a range.
     pub(super) fn observe(&mut self, e: &Event) {
         self.update_peaks();
         let levels = || self.now.iter().map(|(now, _)| Levels { start: *now, peak: *now, end: *now }).collect();

@@ -18,8 +18,8 @@ use memtrace_insight::passes::{
 use memtrace_insight::rules::{CustomCategory, CustomRules};
 use memtrace_replay::Names;
 
-/// What distinguishes allocation sites: stack, autograd node, call of the module if that decides, category, phase,
-/// custom category, private pool if the category distinguishes pools.
+/// The properties that distinguish allocation sites: stack, autograd node, call of the module if that decides,
+/// category, phase, custom category, private pool if the category distinguishes pools.
 type SiteKey = (StackId, ContextId, Option<ContextId>, u8, u8, CustomCategory, u16);
 
 /// The maximum number of source files in a page.

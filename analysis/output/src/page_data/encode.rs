@@ -16,7 +16,7 @@ const LEVEL: u32 = 4;
 /// The number of rows of a record.
 pub(super) const ROWS: u64 = 1 << 14;
 
-/// What a record contains.
+/// The content of a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(super) enum Tag {

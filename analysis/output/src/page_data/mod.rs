@@ -43,7 +43,7 @@ const MAX_CHANGES: u64 = 1 << 19;
 const SHORTEST_PHASE: u64 = 1 << 16;
 const CATEGORIES: usize = Category::ALL.len();
 
-/// What to write.
+/// Options for the page's data.
 #[derive(Clone)]
 #[expect(missing_debug_implementations, reason = "a closure has none")]
 pub struct PageDataOptions<'a> {
@@ -474,7 +474,7 @@ impl DeviceData {
         }
     }
 
-    /// Takes the segment of a segment event.
+    /// Observes the segment of a segment event.
     fn segment(&mut self, e: &Event) {
         let kind = match e.action {
             Action::SegmentAlloc => 0,
@@ -521,7 +521,7 @@ struct PhaseChanges {
     steps: Column,
     /// The number of the phase, and the step.
     now: Option<(usize, Option<u32>)>,
-    /// What the latest blocks of an evaluation are: of an evaluation, generation or a rollout.
+    /// The use of the latest blocks of an evaluation: evaluation, generation or rollouts.
     forward_only: Phase,
     /// The stages of a server, which has neither phases nor steps.
     stages: Option<StageFollower>,

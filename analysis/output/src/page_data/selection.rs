@@ -89,7 +89,7 @@ impl Device {
         *self.counts.entry(Listed::of(size, lifetime)).or_default() += 1;
     }
 
-    /// Takes the state after an event of the range with this number.
+    /// Observes the state after an event of the range with this number.
     fn advance(&mut self, range: u64, point: Point) {
         if range != self.range {
             self.points.extend(self.before.take());

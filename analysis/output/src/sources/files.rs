@@ -155,7 +155,7 @@ mod tests {
     const LATER: u64 = 1 << 62;
     const SOURCES: &str = super::super::SOURCES_FILE;
 
-    /// What an analysis of the run in `folder` quotes of line 1 of a file.
+    /// Quotes line 1 of a file as an analysis of the run in `folder` does.
     fn quoted(folder: &Path, process: Process, file: &str, is_requested: bool) -> Result<String, NoSource> {
         let run = Run::from_processes(folder, Manifest::default(), vec![process]);
         let access = SourceAccess::of(&run, is_requested);

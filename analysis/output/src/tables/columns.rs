@@ -1,4 +1,4 @@
-//! What the tables of a process have in common: the types of columns, and the columns that identify the process.
+//! The common parts of the tables of a process: the types of columns, and the columns that identify the process.
 
 use super::writer::Field;
 

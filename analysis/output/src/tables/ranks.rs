@@ -35,7 +35,7 @@ pub struct RowRun {
     pub name: String,
     /// The job's id. Empty if it is unknown.
     pub job: String,
-    /// What gave the job's id ([`memtrace_input::load::JobIdSource::name`]).
+    /// The source of the job's id ([`memtrace_input::load::JobIdSource::name`]).
     pub job_source: String,
     /// The start of the run in nanoseconds since the Unix epoch, by its host's clock.
     pub started_ns: Option<u64>,
@@ -48,7 +48,7 @@ pub struct RowRun {
 pub struct RankAssignment {
     /// The rank in the job.
     pub number: Option<u32>,
-    /// What the rank was read from, if it is known.
+    /// The source of the rank, if it is known.
     pub source: Option<RankSource>,
     /// The rank on its host, if it is known.
     pub local: Option<u32>,

@@ -68,7 +68,7 @@ pub(crate) struct CurveBuilder<'w> {
 }
 
 impl<'w> CurveBuilder<'w> {
-    /// Takes a window of a recording with `events` events. The curve has at most `points` points.
+    /// Makes a builder for a window of a recording with `events` events. The curve has at most `points` points.
     pub(crate) fn new(window: &'w Window, device: i16, events: u64, points: u64) -> CurveBuilder<'w> {
         let first = window.first().max(1);
         let events = events.saturating_sub(first - 1).min(window.last() - (first - 1)).max(1);
@@ -94,7 +94,7 @@ impl<'w> CurveBuilder<'w> {
         ((seq.saturating_sub(self.first) / self.width) as usize).min(self.slices.len() - 2)
     }
 
-    /// Takes an event after which `bytes` bytes are allocated.
+    /// Observes an event after which `bytes` bytes are allocated.
     fn advance(&mut self, seq: u64, ticks: u64, bytes: u64) {
         if !self.window.contains(seq) {
             if !self.window.is_past(seq) {

@@ -1,4 +1,4 @@
-//! What differs between the peaks of two ranks, by category and line: a replay of these two traces only.
+//! The difference between the peaks of two ranks, by category and line: a replay of these two traces only.
 
 use std::path::Path;
 

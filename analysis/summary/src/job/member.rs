@@ -34,7 +34,7 @@ pub(super) struct Member {
     /// The first of its worst statements. Empty for a run of Parquet tables.
     pub(super) verdict: String,
     pub(super) rows: Vec<MemberRow>,
-    /// What could not be read, as sentences without a period.
+    /// The problems of reading, as sentences without a period.
     pub(super) problems: Vec<String>,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct MemberRow {
     pub(super) steps: Vec<StepSummary>,
 }
 
-/// What the manifest, or the traces, say of a run beside its summary.
+/// Facts about a run beside its summary, from the manifest or the traces.
 #[derive(Default)]
 struct Facts {
     job: Option<String>,
@@ -194,9 +194,9 @@ impl Facts {
     }
 }
 
-/// What a process is in its run.
+/// The role of a process in its run.
 struct RoleInRun<'a> {
-    /// What the launch reports of the rank, if the process is one.
+    /// The rank's row in the launch, if the process is a rank.
     rank: Option<&'a RankSummary>,
     is_rank_process: bool,
     helper_of: Option<u32>,

@@ -25,7 +25,7 @@ use memtrace_insight::units::number_text;
 /// The number of runs whose problems an error lists.
 const SHOWN: usize = 3;
 
-/// What to merge.
+/// Options for merging.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct JobOptions {
     /// The id of the job, if the folder has several.

@@ -28,8 +28,8 @@ pub struct JobReport {
     pub path: String,
     /// The id of the job.
     pub job: String,
-    /// What gave the id: `--job`, `SLURM_JOB_ID`, `TORCHELASTIC_RUN_ID`, `mpirun`, `RAY_JOB_ID`, `MASTER_ADDR`, or `run
-    /// folder` if nothing did.
+    /// The source of the id: `--job`, `SLURM_JOB_ID`, `TORCHELASTIC_RUN_ID`, `mpirun`, `RAY_JOB_ID`, `MASTER_ADDR`, or
+    /// `run folder` if there was none.
     pub job_source: String,
     /// The runs of the job, by name.
     pub runs: Vec<JobRun>,
@@ -40,11 +40,11 @@ pub struct JobReport {
     pub verdict: VerdictSummary,
     /// How the clocks of the hosts compare, by host. Empty with one host, and without common steps.
     pub clocks: Vec<HostClock>,
-    /// What limits the report, as sentences without a period.
+    /// The limits of the report, as sentences without a period.
     pub notices: Vec<String>,
 }
 
-/// What the figures of a run were read from.
+/// The source of a run's figures.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RunOrigin {
@@ -65,7 +65,7 @@ pub struct JobRun {
     /// The path of the run folder. Absent if an export was read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// What its figures were read from.
+    /// The source of its figures.
     pub origin: RunOrigin,
     /// The host name. Empty if it is unknown.
     pub host: String,

@@ -1,4 +1,4 @@
-//! What an analysis of all events so far shows about the blocks of later ones.
+//! Facts about the blocks of later events, from an analysis of all events so far.
 
 use std::collections::HashMap;
 

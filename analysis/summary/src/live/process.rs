@@ -39,7 +39,7 @@ const MIN_FORECAST_GROWTH: i64 = 1 << 20;
 struct Reading {
     total: u64,
     used: u64,
-    /// What this process had allocated then.
+    /// This process's allocations at that time.
     own: u64,
 }
 
@@ -52,7 +52,7 @@ pub struct AnalysisPauses {
     pub otherwise: Duration,
 }
 
-/// What [`LiveProcess::advance_with`] has done.
+/// The result of [`LiveProcess::advance_with`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Advance {
     /// Whether the figures can have changed.
@@ -75,7 +75,7 @@ pub struct LiveProcess {
     analysis_took: Duration,
 }
 
-/// What the events so far have made of the process.
+/// The state of the process after the events so far.
 #[derive(Debug)]
 struct State {
     reader: Reader,
