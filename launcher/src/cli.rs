@@ -196,9 +196,9 @@ pub(crate) struct DryRun {
 /// The options of `memtrace report`.
 #[derive(Args, Debug)]
 pub(crate) struct Report {
-    /// A run folder, a .mtr file or a PyTorch memory snapshot (.pickle, .pkl, .json, each also .gz); the snapshots of
-    /// several ranks, as files or folders; or a folder with the runs of a job on several hosts; of a folder with other
-    /// runs, a list of them is printed [default: the newest run in the current folder]
+    /// A run folder, a .mtr file or a PyTorch memory snapshot (.pickle, .pkl, .json, each also .gz); snapshots of several
+    /// ranks, as files or folders; a folder with the runs of a job. Other folders with runs are listed
+    /// [default: the newest run in the current folder]
     #[arg(value_name = "RUN")]
     pub(crate) runs: Vec<PathBuf>,
     /// Print the table of all ranks and phases, of a run or of a job on several hosts
@@ -460,9 +460,8 @@ pub(crate) struct Check {
     /// (activations, 'KV cache') or in JSON (kv_cache), or one of --categories; may be repeated
     #[arg(long, value_name = "NAME=SIZE", value_parser = category_limit)]
     pub(crate) max_category: Vec<(String, u64)>,
-    /// Fail if the process still has more than --max on the device after POINT, CUDA context excluded: range:NAME (the
-    /// end of ranges of this name), function:NAME (the end of its calls) or line:FILE:LINE; the highest of all times
-    /// counts
+    /// Fail if the process has more than --max left on the device after POINT, without the CUDA context. POINT is the end
+    /// of a range or of a call, or a line (range:NAME, function:NAME, line:FILE:LINE); the highest figure counts
     #[arg(long, value_name = "POINT", value_parser = release_point, requires = "max")]
     pub(crate) released_after: Option<ReleasePoint>,
     /// The bytes that may stay after --released-after
@@ -969,7 +968,7 @@ impl From<Cpu> for options::Cpu {
     }
 }
 
-/// Whether the first word of the command line belongs to memtrace. Otherwise it is the command to run.
+/// Whether the first word of the command line belongs to memtrace. Otherwise, it is the command to run.
 fn is_subcommand(first: &str) -> bool {
     matches!(first, "help" | "--help" | "-h" | "--version" | "-V") || Cli::command().find_subcommand(first).is_some()
 }

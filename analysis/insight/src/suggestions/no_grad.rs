@@ -18,9 +18,9 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
     action: "torch.no_grad() for the forward passes that no backward pass follows",
     condition: "Calls of a model keep at least three blocks for a backward pass, and no backward pass frees any of \
                 them.",
-    method: "Blocks of such a call, except the last two, are freed when the code after them has run: the module \
-             that gets them as arguments, the next operation of their statement, or the code that assigned them to \
-             a variable.",
+    method: "Blocks of such a call, except the last two, are freed when the code after them has run. This code is \
+             the module that gets them as arguments, the next operation of their statement, or the code that assigned \
+             them to a variable.",
     cost: Cost::Free,
     code: &["with torch.no_grad():  # {call}", "    output = model(inputs)"],
     link: "https://docs.pytorch.org/docs/stable/generated/torch.no_grad.html",

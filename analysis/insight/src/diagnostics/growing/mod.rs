@@ -38,10 +38,10 @@ pub(super) static LEAK: DiagnosticRule = DiagnosticRule {
                become more, or each block replaces a smaller one while the batch does not grow. The garbage collector \
                frees at most half of the growth. Growth in nearly every step counts from 512 KiB and 16 KiB per step \
                on. Optimizer state after the first counts if it exceeds the parameters or grows with them. Within one \
-               step, the rule looks at calls of the model without gradients up to an out-of-memory error. Of a server \
-               that counts its requests, the lowest bytes of each stack in successive periods are compared: they grow \
-               by 512 KiB or more, never shrink, and add at least a quarter of the growth in the second half and a \
-               quarter of that in the last one.",
+               step, the rule looks at calls of the model without gradients up to an out-of-memory error. If a server \
+               counts its requests, the rule compares the lowest bytes of each stack in successive periods. They must \
+               grow by 512 KiB or more and never shrink. At least a quarter of the growth must lie in the second half, \
+               and a quarter of that in the last period.",
     limits: "The rule knows the object that holds the blocks only with `memtrace --holders`. A buffer that is not full \
              when the run ends looks like a leak. A request begins with a call of the model whose input is larger than \
              that of the call before. The forecast assumes that the rest of the program needs as much memory and time \
