@@ -196,8 +196,8 @@ pub(crate) struct DryRun {
 /// The options of `memtrace report`.
 #[derive(Args, Debug)]
 pub(crate) struct Report {
-    /// A run folder, a .mtr file or a PyTorch memory snapshot (.pickle, .pkl, .json, each also .gz); snapshots of several
-    /// ranks, as files or folders; a folder with the runs of a job. Other folders with runs are listed
+    /// A run folder, a .mtr file or a PyTorch memory snapshot (.pickle, .pkl, .json, each also .gz); snapshots of
+    /// several ranks, as files or folders; a folder with the runs of a job. Other folders with runs are listed
     /// [default: the newest run in the current folder]
     #[arg(value_name = "RUN")]
     pub(crate) runs: Vec<PathBuf>,
@@ -460,8 +460,8 @@ pub(crate) struct Check {
     /// (activations, 'KV cache') or in JSON (kv_cache), or one of --categories; may be repeated
     #[arg(long, value_name = "NAME=SIZE", value_parser = category_limit)]
     pub(crate) max_category: Vec<(String, u64)>,
-    /// Fail if the process has more than --max left on the device after POINT, without the CUDA context. POINT is the end
-    /// of a range or of a call, or a line (range:NAME, function:NAME, line:FILE:LINE); the highest figure counts
+    /// Fail if the process has more than --max left on the device after POINT, without the CUDA context. POINT is the
+    /// end of a range or of a call, or a line (range:NAME, function:NAME, line:FILE:LINE); the highest figure counts
     #[arg(long, value_name = "POINT", value_parser = release_point, requires = "max")]
     pub(crate) released_after: Option<ReleasePoint>,
     /// The bytes that may stay after --released-after
