@@ -41,7 +41,7 @@ pub(super) static LEAK: DiagnosticRule = DiagnosticRule {
                step, the rule looks at calls of the model without gradients up to an out-of-memory error. If a server \
                counts its requests, the rule compares the lowest bytes of each stack in successive periods. They must \
                grow by 512 KiB or more and never shrink. At least a quarter of the growth must lie in the second half, \
-               and a quarter of that in the last period.",
+               and a quarter of that in the last quarter of the periods.",
     limits: "The rule knows the object that holds the blocks only with `memtrace --holders`. A buffer that is not full \
              when the run ends looks like a leak. A request begins with a call of the model whose input is larger than \
              that of the call before. The forecast assumes that the rest of the program needs as much memory and time \
