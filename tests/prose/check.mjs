@@ -17,6 +17,8 @@ const OFF = [
 
 // Words that a rule does not know in PyTorch's or Rust's meaning.
 const WORDS = { MassNouns: /storage|preemption|finding|pending|outside|synchronization/ };
+// Rows of fields and lists of links, which are no sentences: a line that begins so.
+const NO_SENTENCE = { LongSentences: /^(?:\| \d+ |- Decisions: )/ };
 
 // The doc comments of a Rust file at the same lines, all else empty.
 const helpTexts = (source) =>
@@ -34,13 +36,13 @@ await linter.setLintConfig(Object.fromEntries(Object.keys(rules).map((name) => [
 
 const check = async (path, source) => {
     const text = path.endsWith(".rs") ? helpTexts(source) : source;
-    const found = [];
+    const [characters, lines, found] = [Array.from(text), text.split("\n"), []];
     for (const [rule, lints] of Object.entries(await linter.organizedLints(text, { language: "markdown" }))) {
         for (const lint of lints) {
             const problem = lint.get_problem_text();
-            if (!WORDS[rule]?.test(problem)) {
-                // Offsets are in characters, not in the units of JavaScript's strings.
-                const line = Array.from(text).slice(0, lint.span().start).join("").split("\n").length;
+            // Offsets are in characters, not in the units of JavaScript's strings.
+            const line = characters.slice(0, lint.span().start).join("").split("\n").length;
+            if (!WORDS[rule]?.test(problem) && !NO_SENTENCE[rule]?.test(lines[line - 1])) {
                 found.push({ line, text: `${path}:${line}: '${problem.slice(0, 60).replaceAll("\n", " ")}': ${lint.message()} (${rule})` });
             }
         }
