@@ -26,8 +26,8 @@ pub(crate) enum Change {
 }
 
 impl Child {
-    /// Starts `command` (name and arguments) through PATH, as execvp does. The error is that of exec.
-    /// `output`: its standard output and error, else those of this process.
+    /// Starts `command` (name and arguments) through PATH, as execvp does. The error is that of exec. `output` is its
+    /// standard output and error, else those of this process.
     pub(crate) fn spawn(command: &[OsString], state: InheritedState, output: Option<[Stdio; 2]>) -> io::Result<Child> {
         let (program, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
         let mut command = Command::new(program);

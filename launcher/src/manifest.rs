@@ -95,7 +95,7 @@ impl RunManifest {
         RunManifest { content, unrecordable: Vec::new() }
     }
 
-    /// Stores what is known of a dry run that ended. `was_ready`: it was ended because it answered requests.
+    /// Stores what is known of a dry run that ended. `was_ready` means that it was ended because it answered requests.
     pub(crate) fn set_simulated(&mut self, finished: Finished, was_ready: bool) {
         if let Some(simulated) = &mut self.content.simulated {
             simulated.was_ready = was_ready;

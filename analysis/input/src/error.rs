@@ -93,7 +93,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Makes an I/O error. `context`: what cannot be done, with the path.
+    /// Makes an I/O error. `context` is the operation that failed, with the path.
     pub fn io(context: impl Into<String>) -> impl FnOnce(std::io::Error) -> Error {
         let context = context.into();
         move |cause| Error::Io { context, cause }

@@ -167,7 +167,7 @@ impl KeptState {
         Err(io::Error::other("it belongs to another trace, or to another state of this one"))
     }
 
-    /// The content of the file. `before`: the state of the trace before this rotation.
+    /// The content of the file. `before` is the state of the trace before this rotation.
     pub fn to_file(&self, before: Option<&KeptState>) -> Vec<u8> {
         let mut states = Vec::new();
         for state in [self].into_iter().chain(before) {

@@ -363,7 +363,7 @@ impl Window {
         Ok(())
     }
 
-    /// Counts what is left out. `bounds`: `seq` of the window's first event if it had all of its events.
+    /// Counts what is left out. `bounds` is `seq` of the window's first event if it had all of its events.
     fn count_left_out(&mut self, process: &Process, bounds: u64, progress: &mut dyn FnMut(u64)) {
         let mut left = LeftOut::default();
         let mut latest = 0;

@@ -18,7 +18,7 @@ pub struct ReferenceCycle {
 }
 
 impl ReferenceCycle {
-    /// `found`: the device and the block at the address.
+    /// `found` is the device and the block at the address.
     pub(super) fn of(cycle: &Cycle, found: Option<(i16, Block)>) -> ReferenceCycle {
         let allocation = found.map(|(device, block)| (device, block.stack, block.context));
         ReferenceCycle { file: cycle.file.clone(), text: cycle.text.clone(), allocation }

@@ -36,7 +36,7 @@ pub struct HolderChange {
 }
 
 impl HolderChange {
-    /// `found`: the device and the block at the address.
+    /// `found` is the device and the block at the address.
     pub(super) fn of(holder: &Holder, found: Option<(i16, Block)>) -> HolderChange {
         let block = found.map(|(device, block)| HeldBlock {
             device,

@@ -40,7 +40,7 @@ impl<'a, T> Locator<'a, T> {
         self.next
     }
 
-    /// Calls `found` for each target before the event `seq`, in order of time. `replay`: the state before that event.
+    /// Calls `found` for each target before the event `seq`, in order of time. `replay` is the state before that event.
     /// `found` receives the device and the block in use that contains the address, or `None`.
     #[inline]
     pub(super) fn before(&mut self, seq: u64, replay: &Replay, found: impl FnMut(&'a T, Option<(i16, Block)>)) {
@@ -49,7 +49,7 @@ impl<'a, T> Locator<'a, T> {
         }
     }
 
-    /// Calls `found` for the other targets. `replay`: the state after the last event.
+    /// Calls `found` for the other targets. `replay` is the state after the last event.
     pub(super) fn finish(&mut self, replay: &Replay, found: impl FnMut(&'a T, Option<(i16, Block)>)) {
         self.find(replay, |_| true, found);
     }

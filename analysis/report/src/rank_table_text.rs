@@ -50,7 +50,7 @@ fn capitalized(name: &str) -> String {
     characters.next().map(|first| first.to_uppercase().chain(characters).collect()).unwrap_or_default()
 }
 
-/// The row of a rank. `several_hosts`: the rank is named with its host.
+/// The row of a rank. `several_hosts` means that the rank is named with its host.
 fn cells(rank: &RankSummary, phases: &[Phase], several_hosts: bool) -> Vec<String> {
     let host = rank.host.as_deref().filter(|_| several_hosts).map(|host| format!(" {host}")).unwrap_or_default();
     let gpu = match rank.device {
@@ -155,8 +155,8 @@ impl TextReport {
         }
     }
 
-    /// Adds why the imbalance costs memory, and what the worst rank has more than the median. `is_full`: the comparison
-    /// follows in full.
+    /// Adds why the imbalance costs memory, and what the worst rank has more than the median. `is_full` means that the
+    /// comparison follows in full.
     fn imbalance(&mut self, table: &RankTable, is_full: bool) {
         let Some(imbalance) = table.imbalance.filter(ImbalanceSummary::matters) else { return };
         let cost = format!(

@@ -109,7 +109,7 @@ impl TextReport {
         }
     }
 
-    /// Adds a bar: a category, its bytes and their share of `whole`. `label`: the width of the longest label.
+    /// Adds a bar: a category, its bytes and their share of `whole`. `label` is the width of the longest label.
     pub(crate) fn bar(
         &mut self,
         label: usize,

@@ -229,7 +229,7 @@ pub fn summarize_with(
     Ok(summary)
 }
 
-/// The summary of the command. `is_recording`: whether the recording goes on.
+/// The summary of the command. `is_recording` is true if the recording goes on.
 fn run_summary(run: &Run, processes: &[ProcessSummary], is_recording: bool) -> RunSummary {
     let manifest = run.manifest();
     let command = match (&manifest.command[..], run.processes()) {
@@ -862,7 +862,8 @@ impl Context<'_> {
         ModuleTree::of(composition, &analysis.states.module_paths, self.definitions, self.names, self.table.contexts())
     }
 
-    /// A peak, or what was in use at an error, with the figures by module. `composition`: what was allocated then.
+    /// A peak, or what was in use at an error, with the figures by module. `composition` has the blocks that were
+    /// allocated then.
     fn state_by_module(&self, analysis: &DeviceAnalysis, composition: &Composition, is_peak: bool) -> MemoryState {
         let mut state = self.memory_state(composition, is_peak);
         let tree = self.modules(analysis, composition);

@@ -150,7 +150,7 @@ struct CheckedDevice<'a> {
     device: &'a DeviceSummary,
 }
 
-/// Checks a run against limits and a baseline. `diff`: the comparison with the baseline's recording if that can be
+/// Checks a run against limits and a baseline. `diff` is the comparison with the baseline's recording if that can be
 /// read. It names what grew.
 pub fn check(
     summary: &Summary,

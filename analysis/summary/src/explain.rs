@@ -23,8 +23,8 @@ const FREED_PARTS: usize = 2;
 /// The maximum number of states per parameter. A higher ratio means states of several models.
 const MAX_STATES: f64 = 4.0;
 
-/// Explains one phase of one part of a run. `steps`: the number of steps that the figures are summed over. All figures
-/// of the text are means over these steps.
+/// Explains one phase of one part of a run. `steps` is the number of steps that the figures are summed over. All
+/// figures of the text are means over these steps.
 pub(crate) fn explain(
     analysis: &DeviceAnalysis,
     table: &StackTable,

@@ -81,7 +81,7 @@ pub(crate) struct Holders {
 
 impl Holders {
     /// Collects the changes of a process's holders. `ooms` gives the number of events at the explained out-of-memory
-    /// error of each device. `after`: for [`Self::after`].
+    /// error of each device. `after` is for [`Self::after`].
     pub(crate) fn of(
         process: &Process,
         changes: &[HolderChange],
@@ -192,7 +192,7 @@ impl Holders {
             .then(|| "record with memtrace --holders to see which Python object holds them".to_owned())
     }
 
-    /// The holders of these blocks at the scan that [`Self::of_device`] is about. `allocated`: `seq` of their
+    /// The holders of these blocks at the scan that [`Self::of_device`] is about. `allocated` is `seq` of their
     /// allocations.
     pub(crate) fn of_blocks(&self, device: i16, allocated: &[u64]) -> Vec<HolderSummary> {
         let held = self.by_device.get(&device).into_iter().flat_map(|scan| &scan.held);

@@ -79,7 +79,7 @@ pub struct OomForecastSummary {
 }
 
 impl OomForecastSummary {
-    /// `ns_per_tick`: the rate of the clock; `None` if the run does not show how long the program takes.
+    /// `ns_per_tick` is the rate of the clock; `None` if the run does not show how long the program takes.
     pub(crate) fn of(forecast: &OomForecast, ns_per_tick: Option<f64>) -> OomForecastSummary {
         let mut summary = OomForecastSummary {
             turn: forecast.turn,

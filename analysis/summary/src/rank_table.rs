@@ -213,7 +213,7 @@ pub(crate) fn used_bytes(allocated: u64, reserved: u64, owners: impl Iterator<It
     allocated.max(reserved).max(owners.fold(0, u64::saturating_add))
 }
 
-/// Whether an out-of-memory error ended the process, if it is known. `fatal`: whether each error did.
+/// Whether an out-of-memory error ended the process, if it is known. `fatal` says whether each error did.
 pub(crate) fn ended_by_oom(fatal: impl Iterator<Item = Option<bool>>) -> Option<bool> {
     let (mut ended, mut is_known) = (false, true);
     for fatal in fatal {

@@ -58,7 +58,7 @@ pub struct RefusedRequestSummary {
     pub details: Vec<String>,
 }
 
-/// The refused requests of a process. `stack`: the summary of a stack. `success`: whether the process succeeded.
+/// The refused requests of a process. `stack` is the summary of a stack. `success` is true if the process succeeded.
 pub(crate) fn refused_requests(
     analysis: &Analysis,
     definitions: &Definitions,
@@ -116,7 +116,7 @@ fn facts(
 }
 
 impl RefusedRequestSummary {
-    /// The statement of the verdict. `device`: the device's name.
+    /// The statement of the verdict. `device` is the device's name.
     pub(crate) fn verdict(&self, device: &str) -> VerdictStatement {
         let status = if self.fatal == Some(true) { VerdictStatus::Failed } else { VerdictStatus::Warning };
         let place = if self.device < 0 { String::new() } else { format!(" on {device}") };

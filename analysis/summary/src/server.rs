@@ -74,7 +74,7 @@ impl ServerSummary {
     }
 
     /// How far the engine came, and how much KV cache it has, as a sentence. `None` if it did not come to serving.
-    /// `failed`: whether the program ended with an error, which a request can have caused.
+    /// `failed` is true if the program ended with an error, which a request can have caused.
     pub(crate) fn verdict(&self, failed: bool) -> Option<String> {
         let state = match self.has_served() {
             true if failed => "began to compute requests",

@@ -43,7 +43,8 @@ struct Mode {
     places: Option<HashSet<StackId>>,
 }
 
-/// The captured sizes, in the order of the captures. `largest`: the largest size, and that of a mode with fewer sizes.
+/// The captured sizes, in the order of the captures. `largest` is the largest size, and that of a mode with fewer
+/// sizes.
 pub(crate) fn captured_sizes<'a>(
     graphs: impl Iterator<Item = &'a CudaGraph>,
     largest: Option<(u64, u64)>,

@@ -49,7 +49,7 @@ impl RefusedRequest {
         }
     }
 
-    /// Changes of options, cheapest first. `utilization`: a smaller share of the device.
+    /// Changes of options, cheapest first. `utilization` is a smaller share of the device.
     pub(crate) fn advice(&self, engine: &Attributes, utilization: Option<String>) -> Vec<String> {
         let options = engine.options();
         let mut advice: Vec<String> = utilization.into_iter().collect();

@@ -115,8 +115,9 @@ impl StepEstimate {
     }
 }
 
-/// The memory that the step of the out-of-memory error `oom` would still have needed. `rest`: what an earlier iteration
-/// shows. `available`: the bytes that the allocator could have had. `None` if the recording shows nothing of it.
+/// The memory that the step of the out-of-memory error `oom` would still have needed. `rest` is the rest of the step
+/// that an earlier iteration shows. `available` has the bytes that the allocator could have had. `None` if the
+/// recording shows nothing of it.
 pub(crate) fn step_estimate(
     analysis: &DeviceAnalysis,
     oom: &Oom,

@@ -53,7 +53,7 @@ fn state_of(named: &AllocationNames) -> Option<(&str, &str)> {
     }
 }
 
-/// The optimizer state that a failed request was for, if it is certain. `live`: the allocated blocks as `seq` and
+/// The optimizer state that a failed request was for, if it is certain. `live` are the allocated blocks as `seq` and
 /// bytes, in order.
 ///
 /// All of these must hold:

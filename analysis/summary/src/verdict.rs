@@ -351,7 +351,8 @@ fn lack(oom: &OomSummary) -> String {
     }
 }
 
-/// The sentence about fragmentation, from the replayed allocator settings. `rest`: words for what follows the request.
+/// The sentence about fragmentation, from the replayed allocator settings. `rest` has words for the part after the
+/// request.
 fn fragmentation(oom: &OomSummary, what_if: &WhatIfSummary, rest: &str) -> String {
     let settings = &what_if.settings;
     if what_if.mismatch.is_some() || settings.is_empty() || oom.reserved_but_unallocated_bytes == 0 {

@@ -136,7 +136,7 @@ pub(crate) fn refused_by_pytorch(oom: &FailedAllocation) -> bool {
 }
 
 /// The memory that the caching allocator could have had at an error, in bytes: its reserved bytes, and the free bytes.
-/// `highest`: the highest totals of the device.
+/// `highest` are the highest totals of the device.
 pub(crate) fn limit_at(oom: &FailedAllocation, highest: &Peak) -> u64 {
     let reserved = oom.usage.reserved;
     match oom.device_free {
@@ -218,7 +218,7 @@ fn is_in_pieces(device: &DeviceSummary, oom: &OomSummary, free: u64) -> bool {
     are_pieces_to_blame(oom.in_use.totals.allocated_bytes, pieces, oom.requested_bytes, needed, &step_fits)
 }
 
-/// `step_fits`: by replayed allocator setting, whether the whole step fits, where it is known.
+/// `step_fits` says by replayed allocator setting whether the whole step fits, where it is known.
 fn are_pieces_to_blame(allocated: u64, pieces: u64, requested: u64, needed: Option<u64>, step_fits: &[bool]) -> bool {
     let available = allocated.saturating_add(pieces);
     let suffices = pieces >= requested && needed.is_none_or(|needed| needed <= available);
@@ -251,8 +251,8 @@ pub(crate) fn reserved_summary(reserved: &Reserved, locations: &Locations<'_>, n
     }
 }
 
-/// `refused`: whether a limit of PyTorch's refused the request. Only a lower bound of that limit is known. `estimate`:
-/// what the interrupted step needs.
+/// `refused` is true if a limit of PyTorch's refused the request. Only a lower bound of that limit is known. `estimate`
+/// is the memory that the interrupted step needs.
 pub(crate) fn what_if_summary(what_if: &WhatIf, refused: bool, estimate: Option<&StepEstimate>) -> WhatIfSummary {
     let agreement = &what_if.agreement;
     let setting = |outcome: &SettingOutcome| {
@@ -330,8 +330,8 @@ fn differences(from: &Composition, to: &Composition) -> Vec<CategoryDifference> 
     all
 }
 
-/// The sentence about the growth from one peak to the other. `phase`: the phase of the later peak, and its peak in the
-/// first step. With it, the figures add up; without it, the sentence names what the state does not explain.
+/// The sentence about the growth from one peak to the other. `phase` is the phase of the later peak, and its peak in
+/// the first step. With it, the figures add up; without it, the sentence names what the state does not explain.
 fn growth_text(
     (first, later): (u64, u64),
     state: u64,

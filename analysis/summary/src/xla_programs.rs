@@ -15,7 +15,7 @@ const PROGRAMS: usize = 20;
 /// The maximum number of lines listed of a program's peak.
 const LINES: usize = 20;
 
-/// Summarizes a dump. `directory`: the program's working directory, for short paths.
+/// Summarizes a dump. `directory` is the program's working directory, for short paths.
 pub(crate) fn xla_summary(dump: &XlaDump, directory: Option<&Path>) -> XlaSummary {
     let is_mismatched = |program: &&XlaProgram| is_total_confirmed(program) == Some(false);
     XlaSummary {

@@ -28,7 +28,7 @@ pub(super) struct FinalPasses {
 }
 
 impl FinalPasses {
-    /// Begins them, because of `reason`. `wait_status`: how the process ended, if it has.
+    /// Begins them, because of `reason`. `wait_status` is the way in which the process ended, if it has.
     pub(super) fn begin(reason: &'static str, wait_status: Option<i32>) -> FinalPasses {
         let allowance = (RING_COUNT * RING_SLOTS) as u64;
         FinalPasses { reason, wait_status, allowance, gaps: MAX_FINAL_GAPS, count: 0 }

@@ -42,7 +42,7 @@ pub(super) struct DueFlush {
 }
 
 impl Flushes {
-    /// `now`: the awake time of the drain loop.
+    /// `now` is the awake time of the drain loop.
     pub(super) fn new(progress: Arc<FileProgress>, now: Duration) -> Flushes {
         Flushes {
             progress,
@@ -82,8 +82,8 @@ impl Flushes {
         self.of_inquiries.taken(self.last_inquiry, end);
     }
 
-    /// The flush that is due at `now`, which must then be made. `next`: the number of the next event to release.
-    /// `has_data`: whether anything waits to reach the file.
+    /// The flush that is due at `now`, which must then be made. `next` is the number of the next event to release.
+    /// `has_data` is true if anything waits to reach the file.
     pub(super) fn due(&mut self, now: Duration, next: u64, has_data: bool) -> Option<DueFlush> {
         let since = now.saturating_sub(self.flushed_at);
         let may_flush = since >= REQUESTED_FLUSH_INTERVAL;

@@ -37,7 +37,7 @@ pub(super) struct Written {
     pub(super) missing: u64,
 }
 
-/// The name under which the process writes the file beside the new trace. `trace`: the name of the trace.
+/// The name under which the process writes the file beside the new trace. `trace` is the name of the trace.
 pub(super) fn kept_state_part(trace: &str) -> String {
     format!(".{}.part", KeptState::file_name(trace).display())
 }

@@ -128,7 +128,7 @@ impl Simulation {
         Ok(settings.into_iter().chain(caches).chain(values).map(|(name, value)| (name.into(), value)).collect())
     }
 
-    /// Reads what the processes have written, and removes what was only needed during the run. `has_failed`: whether
+    /// Reads what the processes have written, and removes what was only needed during the run. `has_failed` is true if
     /// the command ended with another status than 0. This process must have no other threads.
     pub(crate) fn finish(run_folder: &RunFolder, has_failed: bool) -> Finished {
         let finished = sandbox::call(END_TIME, || written::read(run_folder, has_failed));

@@ -88,7 +88,7 @@ impl MissingToolkit {
     }
 }
 
-/// Reads what the processes have written. `has_failed`: whether the command ended with another status than 0.
+/// Reads what the processes have written. `has_failed` is true if the command ended with another status than 0.
 pub(super) fn read(run_folder: &RunFolder, has_failed: bool) -> Finished {
     let mut finished = Finished::default();
     let scratch = match run_folder.subfolder(SCRATCH) {

@@ -11,7 +11,7 @@ const MIB: u64 = 1 << 20;
 /// The memory that a context uses here, in MiB.
 const CONTEXT: u64 = 527;
 
-/// `lookup`: how the program finds the functions.
+/// `lookup` is the way in which the program finds the functions.
 #[track_caller]
 fn contexts_are_recorded(lookup: &str) {
     let programs = ProgramFolder::new();

@@ -19,7 +19,7 @@ struct Tree {
 }
 
 impl Tree {
-    /// `states`: those of the root and its children. `None` for a process that does not use CUDA.
+    /// `states` are those of the root and its children. `None` for a process that does not use CUDA.
     fn with(states: [Option<u32>; 3]) -> Tree {
         Tree::of(&["sh", "-c", "sleep 1000 & echo $!; sleep 1000 & echo $!; wait"], states)
     }

@@ -65,7 +65,7 @@ const ALLOCATION_BYTES: u64 = 2 * size_of::<Allocation>() as u64;
 /// The memory of a map's entry besides the text, in bytes.
 pub(super) const MAP_ENTRY_BYTES: u64 = 96;
 
-/// Parses a file. `with_buffers`: also the kinds of the instructions.
+/// Parses a file. `with_buffers` adds the kinds of the instructions.
 ///
 /// # Errors
 ///

@@ -77,7 +77,7 @@ impl Checkpoints {
     }
 
     /// The blocks that a checkpoint keeps beside the model. Each block of the model accounts for one checkpoint block
-    /// of its size. `is_named`: whether the block with this `seq` is itself a parameter or optimizer state of the
+    /// of its size. `is_named` is true if the block with this `seq` is itself a parameter or optimizer state of the
     /// program.
     fn beside_the_model(&self, is_named: impl Fn(u64) -> bool) -> Vec<CheckpointBlock> {
         let mut model = self.model.clone();

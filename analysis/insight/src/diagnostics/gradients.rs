@@ -85,8 +85,8 @@ struct Uncleared {
     cleared: u64,
     /// The number of the latest optimizer step.
     last_step: u32,
-    /// Bytes freed, or left at the end, since the latest optimizer step. `last`: all that an optimizer had used.
-    /// `last_alone`: those that existed for [`OLD_ALONE`] steps and for at least half of all steps.
+    /// Bytes freed, or left at the end, since the latest optimizer step. `last` has all that an optimizer had used.
+    /// `last_alone` are those that existed for [`OLD_ALONE`] steps and for at least half of all steps.
     last: u64,
     last_alone: u64,
     /// Those that existed for [`OLD_WITHOUT_STATE`] steps.

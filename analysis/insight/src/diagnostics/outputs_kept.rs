@@ -88,8 +88,8 @@ fn position_of(position: &ProgramPosition) -> (u32, u32) {
 }
 
 impl OutputsKept {
-    /// Observes an allocation. `is_graph`: a forward pass allocates it while autograd records. `level`: allocated bytes
-    /// after it.
+    /// Observes an allocation. `is_graph` means that a forward pass allocates it while autograd records. `level` has
+    /// the allocated bytes after it.
     #[inline]
     fn allocate(&mut self, block: &BlockAllocation, is_graph: bool, level: u64) {
         let position = position_of(&block.position);
@@ -134,8 +134,8 @@ impl OutputsKept {
         }
     }
 
-    /// Observes the free of a graph block. `by_user`: user code outside the autograd engine and the garbage collector
-    /// frees it.
+    /// Observes the free of a graph block. `by_user` means that user code outside the autograd engine and the garbage
+    /// collector frees it.
     #[inline]
     fn free(&mut self, block: &BlockAllocation, by: StackId, by_user: bool, now: &ProgramPosition) {
         let pass = &mut self.pass;

@@ -306,7 +306,7 @@ impl<'a> Stream<'a> {
 }
 
 impl Analysis {
-    /// The issues of the process, in no particular order. `memory_limit`: the memory that the caching allocator can
+    /// The issues of the process, in no particular order. `memory_limit` is the memory that the caching allocator can
     /// have on a device, in bytes; `None` if it is unknown.
     pub fn issues(
         &self,

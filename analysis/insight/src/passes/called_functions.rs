@@ -54,7 +54,7 @@ pub struct CalledFunctions {
 }
 
 impl CalledFunctions {
-    /// The functions, if they say something. `has_ranges`: the program names ranges itself.
+    /// The functions, if they say something. `has_ranges` means that the program names ranges itself.
     pub fn of(calls: &Calls, has_ranges: bool) -> CalledFunctions {
         let mut by_function: BTreeMap<u32, CalledFunction> = BTreeMap::new();
         let finder = Finder::new(calls);

@@ -172,8 +172,8 @@ impl CallCollector {
         CallCollector { calls: Calls { tree, totals, ..Calls::default() }, ..CallCollector::default() }
     }
 
-    /// `bytes`: the bytes that count for the call. `id`: the number of the block. `level`: the device's allocated bytes
-    /// after the allocation.
+    /// `bytes` are the bytes that count for the call. `id` is the number of the block. `level` is the device's
+    /// allocated bytes after the allocation.
     #[inline]
     pub(super) fn allocate(&mut self, block: &BlockAllocation, thread: ThreadId, bytes: u64, id: usize, level: u64) {
         let node = self.calls.tree.node(block.site.stack);

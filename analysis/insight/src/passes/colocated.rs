@@ -85,8 +85,8 @@ impl Colocated {
         self.activities[activity as usize].as_ref().filter(|_| activity != Activity::Train || self.trains)
     }
 
-    /// The activity of an allocation in a phase. `stage`: the stage that its stack proves. `is_of_engine`: whether a
-    /// function of an engine is on its stack. `None` if it belongs to the start, or to none.
+    /// The activity of an allocation in a phase. `stage` is the stage that its stack proves. `is_of_engine` is true if
+    /// a function of an engine is on its stack. `None` if it belongs to the start, or to none.
     fn activity_of(&self, stage: Option<ServingStage>, is_of_engine: bool, phase: Phase) -> Option<Activity> {
         let has_begun = self.activities.iter().any(Option::is_some);
         match stage {

@@ -102,8 +102,8 @@ pub struct Composition {
 }
 
 impl Composition {
-    /// Moves to a new, higher point in time and invalidates all blocks added so far. `e`: the event that reached it.
-    /// `phase`: the phase of that event. `usage`: the totals after it.
+    /// Moves to a new, higher point in time and invalidates all blocks added so far. `e` is the event that reached it.
+    /// `phase` is the phase of that event. `usage` are the totals after it.
     pub fn restart(&mut self, e: &Event, position: ProgramPosition, phase: Phase, usage: Usage) {
         self.generation += 1;
         (self.seq, self.ticks, self.allocated_at) = (e.seq, e.ticks, (e.stack, e.context));
@@ -117,7 +117,7 @@ impl Composition {
         seq <= self.seq
     }
 
-    /// Adds a block of `bytes` bytes that was allocated then. `seq`: the number of its allocation event.
+    /// Adds a block of `bytes` bytes that was allocated then. `seq` is the number of its allocation event.
     #[inline]
     pub fn add(&mut self, origin: Origin, bytes: u64, seq: u64) {
         let entry = self.by_origin.entry(origin).or_default();
@@ -130,7 +130,7 @@ impl Composition {
         }
     }
 
-    /// Adds a block of `bytes` bytes to the module that it belongs to. `seq`: the number of its allocation event.
+    /// Adds a block of `bytes` bytes to the module that it belongs to. `seq` is the number of its allocation event.
     #[inline]
     pub fn add_to_module(&mut self, module: ModuleKey, category: Category, bytes: u64, seq: u64, checkpointed: bool) {
         let part = self.by_module.entry((module, category)).or_default();

@@ -167,7 +167,7 @@ impl<'a> CustomCategorizer<'a> {
         rule.and_then(|rule| self.rules.rules().get(rule)).map_or(CustomCategory::NONE, |rule| rule.category())
     }
 
-    /// The rule that decides about the block that the event `seq` allocated. `context`: the event's own context.
+    /// The rule that decides about the block that the event `seq` allocated. `context` is the event's own context.
     pub fn rule_of_allocation(&self, stack: StackId, context: ContextId, seq: u64) -> DecidingRule {
         let [any_stack, any_module, any_tensor, any_node] = self.indifferent;
         // The frames that reports show: those of the forward call if an autograd node allocated the block.

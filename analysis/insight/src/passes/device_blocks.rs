@@ -202,7 +202,7 @@ impl<'a> BlocksInUse<'a> {
         in_use.filter_map(move |(id, _)| Some((self.blocks.of(id)?, self.blocks.mark(id))))
     }
 
-    /// The composition of the blocks. `e`: the latest event, in `phase`.
+    /// The composition of the blocks. `e` is the latest event, in `phase`.
     pub(super) fn composition(self, e: &Event, phase: Phase) -> Composition {
         let now = self.tracked.tracker.now();
         let end = LifetimeEnd { now, is_truncated: true, free: None };

@@ -99,7 +99,7 @@ impl DeviceReadings {
         self.memory.readings > 0
     }
 
-    /// PyTorch's out-of-memory error. `free`: what the driver has free.
+    /// PyTorch's out-of-memory error. `free` is the driver's free memory.
     fn out_of_memory(&mut self, e: &Event, free: u64) {
         let bytes = free.saturating_sub(e.free_bytes());
         // The driver has the memory that the request needs. Once a limit is known, older readings suffice.
@@ -219,7 +219,7 @@ impl DeviceMemories {
         Some(state(replay, e, device))
     }
 
-    /// The results. `last`: the time and number of the recording's last event.
+    /// The results. `last` is the time and number of the recording's last event.
     pub(super) fn finish(mut self, replay: &Replay, last: &Event) -> BTreeMap<i16, DeviceMemory> {
         self.devices.retain(|_, device| device.has_readings());
         for (ordinal, device) in &mut self.devices {

@@ -20,8 +20,8 @@ pub trait BlockObserver {
     /// A block was allocated; `usage` includes it.
     #[inline]
     fn allocated(&mut self, _device: i16, _block: &BlockAllocation, _usage: &Usage) {}
-    /// A block was freed by `free`, or, with `None`, was still allocated at the end. `evidence`: the frame that a frame
-    /// rule matched, else `NONE`.
+    /// A block was freed by `free`, or, with `None`, was still allocated at the end. `evidence` is the frame that a
+    /// frame rule matched, else `NONE`.
     fn lifetime_ended(
         &mut self,
         device: i16,
@@ -234,7 +234,7 @@ impl DeviceDriver {
         });
     }
 
-    /// The results. `last`: the time and number of the recording's last event.
+    /// The results. `last` is the time and number of the recording's last event.
     pub(super) fn finish(
         mut self,
         allocator: &Allocator,

@@ -197,7 +197,7 @@ impl ForwardOnlyFinder {
         *growth = Growth { call: open.number, size: requested, by, times, blocks: 1 };
     }
 
-    /// Observes the end of the call at `place`. `is_forward_only`: autograd has not recorded in it.
+    /// Observes the end of the call at `place`. `is_forward_only` means that autograd has not recorded in it.
     pub(super) fn ended(&mut self, place: StackId, is_forward_only: bool) {
         if !is_forward_only {
             self.trained();
@@ -246,7 +246,7 @@ impl ForwardOnlyFinder {
         }
     }
 
-    /// Ends the recording. `has_loaders`: most steps begin with a call of a data loader.
+    /// Ends the recording. `has_loaders` means that most steps begin with a call of a data loader.
     pub(super) fn finish(mut self, definitions: &Definitions, has_loaders: bool) -> ForwardOnlyCalls {
         self.trained();
         let trained = trained_modules(definitions);

@@ -203,7 +203,7 @@ impl LabelCollector {
         LabelCollector { table, labels, ..LabelCollector::default() }
     }
 
-    /// `level`: allocated bytes after the allocation.
+    /// `level` has the allocated bytes after the allocation.
     #[inline]
     fn alloc(&mut self, bytes: u64, level: u64) {
         self.totals.allocations += 1;
@@ -218,8 +218,7 @@ impl LabelCollector {
         self.highest = level;
     }
 
-    /// `allocated`: `seq` of the block's allocation. `level`: allocated bytes after
-    /// the free.
+    /// `allocated` is `seq` of the block's allocation. `level` has the allocated bytes after the free.
     #[inline]
     fn free(&mut self, allocated: u64, bytes: u64, level: u64) {
         self.totals.frees += 1;

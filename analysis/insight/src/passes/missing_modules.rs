@@ -56,8 +56,8 @@ pub struct MissingModules {
 }
 
 impl MissingModules {
-    /// `tree`: the memory by module when the request failed. `calls`: the allocated bytes during the calls of this
-    /// forward pass. `context`: the call that made the request. `seq`: the event number of the request.
+    /// `tree` is the memory by module when the request failed. `calls` are the allocated bytes during the calls of this
+    /// forward pass. `context` is the call that made the request. `seq` is the event number of the request.
     pub fn of(
         tree: &ModuleTree,
         definitions: &Definitions,
@@ -217,8 +217,8 @@ fn peak_of(
 }
 
 /// Adds the modules with parameters below the module `path` that the program never called. A module list is never
-/// called itself; if some of its modules were called, the others are added. `repeated`: the paths that begin with it
-/// are left out.
+/// called itself; if some of its modules were called, the others are added. Paths that begin with `repeated` are left
+/// out.
 fn add_uncalled<'a>(definitions: &'a Definitions, path: &str, repeated: Option<&str>, uncalled: &mut Vec<&'a NnName>) {
     let is_called = |object: u64| definitions.nn_calls.values().any(|call| call.object == object);
     for child in children(definitions, path).unwrap_or_default() {

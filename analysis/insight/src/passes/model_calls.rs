@@ -55,7 +55,7 @@ impl OpenCall {
         })
     }
 
-    /// Observes the gradient mode of an event of the call. `stack`: its Python stack.
+    /// Observes the gradient mode of an event of the call. `stack` is its Python stack.
     #[inline]
     fn observe_mode(&mut self, e: &Event, stack: StackId) {
         let is_on = e.flags.contains(Flags::GRAD_KNOWN) && e.flags.contains(Flags::GRAD_ENABLED);
@@ -66,8 +66,8 @@ impl OpenCall {
         self.has_gradients |= before.is_some_and(|before| before != stack);
     }
 
-    /// Observes the next event outside backward passes. `stack`: its Python stack. `records_later`: whether autograd
-    /// will record in the call of this event.
+    /// Observes the next event outside backward passes. `stack` is its Python stack. `records_later` is true if
+    /// autograd will record in the call of this event.
     #[inline]
     pub(super) fn observe(&mut self, e: &Event, facts: &StackFacts, stack: StackId, records_later: bool) {
         if self.is_part(e, facts) {
@@ -274,8 +274,8 @@ impl CallFinder {
         }
     }
 
-    /// Ends the recording. `last_step_end`: `seq` of the end of the last step. `has_loaders`: most steps begin with a
-    /// call of a data loader.
+    /// Ends the recording. `last_step_end` is `seq` of the end of the last step. `has_loaders` means that most steps
+    /// begin with a call of a data loader.
     pub(super) fn finish(
         mut self,
         definitions: &Definitions,

@@ -359,7 +359,7 @@ impl PhaseTable {
     }
 
     /// A step after the first that stands for most: it has the phases that most of these steps have, and the median of
-    /// their peaks. A long run is represented by an even sample of its steps. `except`: the step that an error
+    /// their peaks. A long run is represented by an even sample of its steps. `except` is the step that an error
     /// interrupted.
     pub fn typical(&self, except: Option<u32>) -> Option<&StepRows> {
         self.sample.typical(except)
@@ -527,7 +527,7 @@ impl Pass for PhaseTableBuilder {
 }
 
 impl PhaseTableBuilder {
-    /// `level`: allocated bytes after the allocation.
+    /// `level` has the allocated bytes after the allocation.
     #[inline]
     fn alloc(&mut self, step: Option<u32>, phase: Phase, ticks: u64, bytes: u64, level: u64) {
         self.settle_pending_frees();
@@ -541,7 +541,7 @@ impl PhaseTableBuilder {
         self.level = level;
     }
 
-    /// `level`: allocated bytes after the free.
+    /// `level` has the allocated bytes after the free.
     #[inline]
     fn free(&mut self, step: Option<u32>, phase: Phase, ticks: u64, bytes: u64, level: u64) {
         let before = self.level;

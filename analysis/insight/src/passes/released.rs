@@ -207,7 +207,7 @@ impl<'a> ReleaseFinder<'a> {
         }
     }
 
-    /// `last`: the last event. Returns the releases in the order of time.
+    /// `last` is the last event. Returns the releases in the order of time.
     pub(super) fn finish(mut self, last: &Event, replay: &Replay) -> Vec<Release> {
         let passed = self.points.finish();
         self.passed(passed, last, replay);
@@ -216,8 +216,8 @@ impl<'a> ReleaseFinder<'a> {
         self.releases
     }
 
-    /// The program begins a range or a call after which memory should be released, or has ended it. `e`: the last event
-    /// that counts.
+    /// The program begins a range or a call after which memory should be released, or has ended it. `e` is the last
+    /// event that counts.
     fn passed(&mut self, passed: Passed, e: &Event, replay: &Replay) {
         if passed == Passed::default() {
             return;

@@ -132,8 +132,8 @@ impl Reserved {
     }
 }
 
-/// Bytes of the pages that a free block of an expandable segment covers completely. `base`: the start of the segment's
-/// address reservation.
+/// Bytes of the pages that a free block of an expandable segment covers completely. `base` is the start of the
+/// segment's address reservation.
 fn whole_pages(segment: &Segment, base: Option<u64>, block: &Block) -> u64 {
     let page = if segment.small { SMALL_PAGE } else { LARGE_PAGE };
     let Some(start) = block.addr.checked_sub(base.unwrap_or(segment.addr)) else { return 0 };

@@ -276,7 +276,8 @@ impl StepRecorder {
         self.previous.count + self.current.count > MAX_ENTRIES
     }
 
-    /// The step that the failed request interrupts. `allocator`: the blocks at that time. `None` before the first step.
+    /// The step that the failed request interrupts. `allocator` are the blocks at that time. `None` before the first
+    /// step.
     pub(super) fn interrupted<'a>(
         &'a self,
         failed: FailedRequest,
@@ -656,7 +657,7 @@ mod tests {
             self.events.len() as u64 + 1
         }
 
-        /// The rest of the step after a failed request of `mib` MiB at `stack`. `starts`: the `seq` of the first
+        /// The rest of the step after a failed request of `mib` MiB at `stack`. `starts` is the `seq` of the first
         /// allocation of each step, with its number.
         fn rest(&self, starts: &[(u32, u64)], stack: u32, mib: u64) -> Option<RestOfStep> {
             let context = if stack < 20 { CALL } else { ContextId::NONE };

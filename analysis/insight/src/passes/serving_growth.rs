@@ -95,7 +95,7 @@ pub(crate) struct ServingGrowth {
 }
 
 impl ServingGrowth {
-    /// `uses`: the readings of the engine's counters.
+    /// `uses` are the readings of the engine's counters.
     pub(super) fn new(uses: &[CacheUse]) -> ServingGrowth {
         ServingGrowth { ended: EndedRequests::new(uses), per_period: FIRST_ALLOCATIONS, ..ServingGrowth::default() }
     }
@@ -207,7 +207,7 @@ mod tests {
     use super::*;
     use crate::passes::phase::ProgramPosition;
 
-    /// The growth in a server with four requests at a time, each of which computes 20 passes. `kept`: the bytes that
+    /// The growth in a server with four requests at a time, each of which computes 20 passes. `kept` are the bytes that
     /// stay after each request, by its number.
     fn grown(requests: u64, kept: impl Fn(u64) -> i64) -> Vec<ServedGrowth> {
         let ended = (1..=requests).map(|n| CacheUse {

@@ -107,8 +107,8 @@ impl StepInputs {
         }
     }
 
-    /// Whether blocks of this stack are batches, not what the program keeps. `growing`: the stacks that grow from step
-    /// to step.
+    /// Whether blocks of this stack are batches, not what the program keeps. `growing` are the stacks that grow from
+    /// step to step.
     fn is_batch(&self, stack: StackId, growing: &HashSet<StackId>) -> bool {
         !growing.contains(&stack) && self.kept.get(&stack).is_none_or(|kept| *kept < KEPT_BLOCKS)
     }

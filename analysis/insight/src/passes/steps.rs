@@ -467,8 +467,8 @@ impl StepFinder {
         }
     }
 
-    /// Corrects the current step: what stepped at `site` is an optimizer that has stepped elsewhere. `end_before`:
-    /// where the step ends if the optimizer has stepped in it before.
+    /// Corrects the current step: what stepped at `site` is an optimizer that has stepped elsewhere. `end_before` is
+    /// the end of the step if the optimizer has stepped in it before.
     fn is_known(&mut self, site: Site, optimizer: Site, end_before: Option<u64>) {
         self.current.stepped.retain(|stepped| *stepped != site);
         if !self.current.stepped.contains(&optimizer) {

@@ -459,7 +459,7 @@ impl PolicyReplay {
         }
     }
 
-    /// Ends the replay and returns its result. `rest`: the rest of the step that the explained error interrupted.
+    /// Ends the replay and returns its result. `rest` is the rest of the step that the explained error interrupted.
     pub fn finish(mut self, rest: Option<&RestOfStep>) -> WhatIf {
         if !self.ended {
             for own in self.own.iter_mut().filter(|own| own.difference.is_none()) {

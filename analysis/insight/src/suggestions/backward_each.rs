@@ -94,7 +94,7 @@ mod tests {
     use crate::passes::phase::Phase;
     use crate::suggestions::test_program::{LOSS, NET, NODE_OF_FIRST, Program};
 
-    /// Two micro-batches; `has_losses`: a loss follows each of them, and not only both.
+    /// Two micro-batches; `has_losses` means that a loss follows each of them, and not only both.
     fn gathered(has_losses: bool) -> Program {
         let mut program = Program::default();
         let mut saved = Vec::new();

@@ -75,8 +75,8 @@ fn is_batch(block: &BlockLifetime) -> bool {
     block.start.step != BEFORE_STEPS && block.start.phase == Phase::Data && block.start.context.is_none()
 }
 
-/// Whether `others` bytes can be as many rows of another tensor as `rows` bytes are of one of `bytes`. `sizes`: those
-/// of the tensors.
+/// Whether `others` bytes can be as many rows of another tensor as `rows` bytes are of one of `bytes`. `sizes` are
+/// those of the tensors.
 fn is_pair((bytes, rows): (u64, u64), others: u64, sizes: &BTreeSet<u64>) -> bool {
     let product = u128::from(bytes) * u128::from(others);
     let other = u64::try_from(product / u128::from(rows)).unwrap_or(0);

@@ -50,7 +50,7 @@ pub struct Facts<'a> {
 }
 
 impl<'a> Facts<'a> {
-    /// The facts about recorded blocks, whose spans are `spans`. `peak`: the allocated bytes at the point in time to
+    /// The facts about recorded blocks, whose spans are `spans`. `peak` are the allocated bytes at the point in time to
     /// improve.
     pub(super) fn new(recorded: Recorded<'a>, spans: &[Span], run: RunFacts, peak: u64) -> Facts<'a> {
         let (summed, key) = span::peak(spans, &recorded.settings);

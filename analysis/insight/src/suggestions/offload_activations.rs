@@ -106,7 +106,7 @@ fn node(recorded: &Recorded<'_>, index: usize) -> (usize, usize) {
     (first, last - 1)
 }
 
-/// Moves what the forward passes save to the host. `recomputed`: the gradients of weights that checkpointed code
+/// Moves what the forward passes save to the host. `recomputed` are the gradients of weights that checkpointed code
 /// computes. Tensors that the backward pass computes again for them are saved on the device.
 fn offload(facts: &Facts<'_>, recomputed: &HashSet<u32>, spans: &mut Vec<Span>) {
     let recorded = &facts.recorded;

@@ -36,8 +36,8 @@ pub struct Replayer<'a> {
 }
 
 impl<'a> Replayer<'a> {
-    /// A replayer of the recorded blocks. `peak`: the allocated bytes at the point in time to improve. `limit`: the
-    /// bytes that the allocator can reserve. `elsewhere`: the peak of each phase over the whole run.
+    /// A replayer of the recorded blocks. `peak` are the allocated bytes at the point in time to improve. `limit` has
+    /// the bytes that the allocator can reserve. `elsewhere` is the peak of each phase over the whole run.
     pub fn new(
         recorded: Recorded<'a>,
         run: RunFacts,

@@ -48,7 +48,7 @@ struct ResultsToCpu {
 
 impl ResultsToCpu {
     /// Finds the results. A program that only calls a model may need what grows on the device: the past of a
-    /// conversation. It is left out unless `is_training`. `outermost`: the outermost calls of modules.
+    /// conversation. It is left out unless `is_training`. `outermost` are the outermost calls of modules.
     fn of(recorded: &Recorded<'_>, outermost: &[Call], is_training: bool) -> ResultsToCpu {
         let kept = kept_places(recorded);
         let is_result = |block: &BlockLifetime| block.start.phase.is_forward_only() && may_be_result(block.category);

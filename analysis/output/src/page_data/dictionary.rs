@@ -182,7 +182,7 @@ impl<'a> Dictionary<'a> {
         text.map_or(0, |text| 1 + self.string(&text))
     }
 
-    /// The number of the site that allocated a block. `phase`: the number of its phase, or of a server's stage.
+    /// The number of the site that allocated a block. `phase` is the number of its phase, or of a server's stage.
     pub(super) fn site(
         &mut self,
         block: &BlockAllocation,

@@ -39,8 +39,8 @@ struct Level {
     allocated: u64,
 }
 
-/// Writes the sum of `series`, of which those of one process are neighbors. `is_complete`: the page has every event of
-/// these devices. `progress` receives the number of changes merged so far.
+/// Writes the sum of `series`, of which those of one process are neighbors. `is_complete` means that the page has every
+/// event of these devices. `progress` receives the number of changes merged so far.
 ///
 /// # Errors
 ///

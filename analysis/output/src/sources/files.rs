@@ -25,7 +25,7 @@ pub enum SourceAccess {
 }
 
 impl SourceAccess {
-    /// The access for a run. `is_requested`: the user asks for the files that the recording names.
+    /// The access for a run. `is_requested` means that the user asks for the files that the recording names.
     pub fn of(run: &Run, is_requested: bool) -> SourceAccess {
         if is_requested {
             return SourceAccess::AllNamed;

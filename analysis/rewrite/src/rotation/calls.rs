@@ -71,7 +71,7 @@ impl Calls {
         index.map(|index| self.ranges.remove(index));
     }
 
-    /// Observes a CUDA call. `memory`: the state after it.
+    /// Observes a CUDA call. `memory` is the state after it.
     pub(super) fn observe(&mut self, e: &Event, memory: &PhysicalMemory) {
         match e.action {
             Action::Retract => self.undo_free(e.retracted_seq()),
@@ -216,8 +216,8 @@ impl Calls {
         }
     }
 
-    /// The calls, in no particular order. Some occur twice. `last`: the number of the last event, where the effect of a
-    /// released handle does not come before the mappings that keep its memory.
+    /// The calls, in no particular order. Some occur twice. `last` is the number of the last event, where the effect of
+    /// a released handle does not come before the mappings that keep its memory.
     pub(super) fn into_events(self, last: u64) -> Vec<Event> {
         let handles = self.handles.into_values().flat_map(|handle| {
             let released = handle.released.filter(|_| handle.references == 0).map(|e| Event { seq: last, ..e });

@@ -21,7 +21,7 @@ pub(super) struct KeptDefinitions {
 }
 
 impl KeptDefinitions {
-    /// `replay`: the state at the first kept event.
+    /// `replay` is the state at the first kept event.
     pub(super) fn new(definitions: &Definitions, replay: &Replay, first_seq: u64) -> KeptDefinitions {
         let devices = replay.devices().iter();
         let blocks = devices.flat_map(|device| device.allocator.allocated()).map(|(_, b)| (b.addr, (b.size, b.seq)));

@@ -36,7 +36,7 @@ impl Blocks {
         list[id.index()] = *e;
     }
 
-    /// Events that recreate the segments and the blocks of all devices that PyTorch describes. `at`: the last event.
+    /// Events that recreate the segments and the blocks of all devices that PyTorch describes. `at` is the last event.
     pub(super) fn events(&self, replay: &Replay, at: &Event) -> Vec<Event> {
         let mut events = Vec::new();
         for (slot, device) in replay.devices().iter().enumerate() {
@@ -104,7 +104,7 @@ fn with_size(e: &Event, block: &Block, source: EventSource) -> Event {
 }
 
 /// Events after `events`, which recreate `replay` but for what PyTorch's allocators remember of blocks that are not in
-/// use any more, and for the totals with which every reader verifies the result. `at`: the last event.
+/// use any more, and for the totals with which every reader verifies the result. `at` is the last event.
 pub(super) fn corrections(replay: &Replay, trace_index: &TraceIndex, events: &[Event], at: &Event) -> Vec<Event> {
     let mut recreated = Replay::new(trace_index, None);
     events.iter().for_each(|e| recreated.apply(e, |_, _, _, _| {}));

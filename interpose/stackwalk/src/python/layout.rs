@@ -54,7 +54,7 @@ impl ObjectLayout {
         16 + self.moved
     }
 
-    /// `ob_sval`: the characters of a bytes object.
+    /// `ob_sval`, the characters of a bytes object.
     pub(super) const fn bytes(self) -> usize {
         32 + self.moved
     }
@@ -114,7 +114,7 @@ pub(super) struct ThreadLayout {
     pub(super) frame: usize,
     /// `_PyCFrame.current_frame`, if the version has a cframe in between.
     pub(super) cframe_current: Option<usize>,
-    /// `thread_id`: the result of `pthread_self`.
+    /// `thread_id` is the result of `pthread_self`.
     pub(super) thread_id: usize,
 }
 
@@ -194,9 +194,9 @@ pub(super) struct CodeLayout {
 /// Where the instructions are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Bytecode {
-    /// `co_code`: a bytes object.
+    /// `co_code` is a bytes object.
     Bytes { code: usize },
-    /// `co_code_adaptive`: inside the code object, with `ob_size` units of 2 bytes.
+    /// `co_code_adaptive` is inside the code object, with `ob_size` units of 2 bytes.
     Inline {
         start: usize,
         /// `_co_firsttraceable`, in units. A frame before that instruction is incomplete.

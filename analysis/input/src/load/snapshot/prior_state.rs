@@ -187,8 +187,8 @@ fn scan_events(
 }
 
 /// Finds the allocations of the blocks at the end. A known allocation gets the size of its block, and its stack if the
-/// event has none: PyTorch records `context="state"` so. Blocks without an allocation go to `unmatched`. `known`: the
-/// blocks in use after the events, those older than them, `unmatched`, and the count of events that got a stack.
+/// event has none: PyTorch records `context="state"` so. Blocks without an allocation go to `unmatched`. `known` are
+/// the blocks in use after the events, those older than them, `unmatched`, and the count of events that got a stack.
 /// Returns the allocated and the reserved bytes at the end.
 fn match_final_blocks(
     rows: &mut Rows,

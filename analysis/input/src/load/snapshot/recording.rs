@@ -237,7 +237,7 @@ impl SnapshotRecording {
         held
     }
 
-    /// Gives events their compile contexts. `compiled`: the first row of each, and the context from there on.
+    /// Gives events their compile contexts. `compiled` has the first row of each, and the context from there on.
     fn set_compile_contexts(&mut self, compiled: &[(u32, CompileContextId)], budget: &Budget) -> Result<(), Exceeded> {
         if compiled.is_empty() {
             return Ok(());

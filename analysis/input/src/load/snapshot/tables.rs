@@ -469,7 +469,7 @@ impl Tables {
         }
     }
 
-    /// The tables as definitions, and the streams. `default_pool`: whether events carry their pools.
+    /// The tables as definitions, and the streams. `default_pool` is true if events carry their pools.
     pub(super) fn into_definitions(self, default_pool: bool) -> (Definitions, Vec<u64>) {
         let mut definitions = Definitions::default();
         for (id, (name, filename, line)) in self.frames.all.iter().enumerate() {

@@ -110,7 +110,7 @@ impl Evaluations {
         self.latest_trained = if mark.site.is_none() { self.latest_trained } else { mark.site };
     }
 
-    /// Observes an error in a forward pass. `allocated`: the blocks of graphs that no backward pass has run through.
+    /// Observes an error in a forward pass. `allocated` are the blocks of graphs that no backward pass has run through.
     pub(super) fn out_of_memory<'a>(
         &mut self,
         seq: u64,
@@ -139,8 +139,8 @@ impl Evaluations {
         self.interrupted = Some(graph);
     }
 
-    /// The evaluation that the last error interrupted, and what shows that it is one. `dropped`: how many graphs of
-    /// each place the program dropped.
+    /// The evaluation that the last error interrupted, and what shows that it is one. `dropped` is the number of graphs
+    /// of each place that the program dropped.
     pub(super) fn interrupted(
         &self,
         definitions: &Definitions,

@@ -264,7 +264,7 @@ fn collected(device: &DeviceFacts<'_>, a: &UnconsumedGraph) -> Issue {
     }
 }
 
-/// Graphs that the program drops. `line`: where it calls the model.
+/// Graphs that the program drops. `line` is the line where it calls the model.
 fn dropped(device: &DeviceFacts<'_>, a: &UnconsumedGraph, line: StackId) -> Issue {
     Issue {
         headline: format!(

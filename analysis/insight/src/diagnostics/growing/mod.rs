@@ -463,7 +463,8 @@ fn leak(device: &DeviceFacts<'_>, leaks: &[GrowingSource], turn: LoopTurn) -> Is
     }
 }
 
-/// The fix for a source that grows. `is_in_function`: it is in the forward function of an `autograd.Function`.
+/// The fix for a source that grows. `is_in_function` means that it is in the forward function of an
+/// `autograd.Function`.
 fn fix(kind: GrowthKind, turn: &str, is_in_function: bool) -> String {
     match kind {
         GrowthKind::Blocks => format!(

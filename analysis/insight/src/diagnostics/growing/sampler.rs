@@ -60,8 +60,8 @@ impl Volumes {
         self.in_turn = self.in_turn.saturating_add(units);
     }
 
-    /// Whether the source allocates more in the last whole turn than in its first, if it took part in both. `now`: the
-    /// turn that begins.
+    /// Whether the source allocates more in the last whole turn than in its first, if it took part in both. `now` is
+    /// the turn that begins.
     fn grow(&self, now: u32) -> Option<bool> {
         (self.first > 0 && self.in_turn > 0 && self.turn + 1 == now).then_some(self.in_turn > self.first)
     }
@@ -239,7 +239,7 @@ pub(super) struct GrowthSampler {
 }
 
 impl GrowthSampler {
-    /// `is_inference`: the program calls a model and never trains.
+    /// `is_inference` means that the program calls a model and never trains.
     pub(super) fn new(is_inference: bool) -> GrowthSampler {
         GrowthSampler { requests: is_inference.then(Requests::default), ..GrowthSampler::default() }
     }
@@ -263,7 +263,7 @@ impl GrowthSampler {
         &mut table[index]
     }
 
-    /// Observes an allocation. `allocated`: the device's allocated bytes after it.
+    /// Observes an allocation. `allocated` has the device's allocated bytes after it.
     #[inline]
     pub(super) fn allocated(&mut self, block: &BlockAllocation, mark: Mark, allocated: u64) {
         if block.position.step != self.step || self.awaits_model || mark.call != self.call {
@@ -284,7 +284,7 @@ impl GrowthSampler {
         source.volumes.add(turn, block.memory.requested);
     }
 
-    /// Observes a free. `at_end`: no Python frame frees the block, or an error that unwinds the program.
+    /// Observes a free. `at_end` means that no Python frame frees the block, or an error that unwinds the program.
     #[inline]
     pub(super) fn freed(&mut self, block: &BlockAllocation, at_end: bool) {
         let source = self.source(block);
@@ -750,7 +750,7 @@ mod tests {
     }
 
     /// The growing sources of a server: each request calls the model with `inputs`, and each call keeps one more unit
-    /// of its input. `is_kept`: whether the next request keeps it too.
+    /// of its input. `is_kept` is true if the next request keeps it too.
     fn server(requests: u32, inputs: &[u64], is_kept: bool) -> (Vec<GrowingSource>, LoopTurn) {
         let (mut program, mut step, mut size) = (Replacing::new(true), 0, 0);
         for _ in 0..requests {

@@ -151,8 +151,8 @@ struct AfterTraining {
 }
 
 impl WindowSampler {
-    /// Makes a sampler for the stacks and the names of ranges of a recording. `is_inference`: the program calls a model
-    /// and never trains.
+    /// Makes a sampler for the stacks and the names of ranges of a recording. `is_inference` means that the program
+    /// calls a model and never trains.
     pub(super) fn new(
         loops: &Arc<LoopTable>,
         rows: &Arc<BTreeMap<u64, RangeRow>>,
@@ -168,7 +168,7 @@ impl WindowSampler {
         }
     }
 
-    /// Observes an allocation. `allocated`: the device's allocated bytes after it.
+    /// Observes an allocation. `allocated` has the device's allocated bytes after it.
     #[inline]
     pub(super) fn allocated(&mut self, block: &BlockAllocation, thread: ThreadId, mark: Mark, allocated: u64) {
         if !self.is_on {
@@ -302,7 +302,7 @@ impl WindowSampler {
         }
     }
 
-    /// The sources that grow, by bytes in descending order. `is_native`: whether a stack has no Python frame.
+    /// The sources that grow, by bytes in descending order. `is_native` is true if a stack has no Python frame.
     pub(super) fn grown(&self, is_native: &dyn Fn(StackId) -> bool) -> Vec<WindowGrowth> {
         // After an evaluation, what trained may have gone on.
         let trains = self.after_training.as_ref().is_some_and(|after| !after.is_over());
@@ -514,8 +514,8 @@ mod tests {
         assert!(leak.bytes > 85 * MIB, "{leak:?}");
     }
 
-    /// The growth of a program in C whose iterations allocate `each` blocks and then free all but one. `frees`: the
-    /// program frees the others at its end.
+    /// The growth of a program in C whose iterations allocate `each` blocks and then free all but one. `frees` means
+    /// that the program frees the others at its end.
     fn grown_in_c(each: u32, frees: bool) -> Vec<WindowGrowth> {
         let mut sampler = WindowSampler::new(&Arc::default(), &Arc::default(), false);
         let (mut seq, mut kept) = (0, Vec::new());
@@ -567,8 +567,9 @@ mod tests {
         assert_eq!(grown(12, |request| request + 1), [], "too few requests");
     }
 
-    /// The growth after four training steps, each with 20 allocations, if so many requests keep a block each. `joins`:
-    /// a block as large as all of them is allocated then. `frees`: they are freed, and one more block is allocated.
+    /// The growth after four training steps, each with 20 allocations, if so many requests keep a block each. `joins`
+    /// means that a block as large as all of them is allocated then. `frees` means that they are freed, and one more
+    /// block is allocated.
     fn grown_after_training(requests: u64, joins: bool, frees: bool) -> Vec<WindowGrowth> {
         let mut sampler = WindowSampler::new(&Arc::default(), &Arc::default(), false);
         let (mut seq, mut held, mut trained) = (0, Vec::new(), 0);

@@ -27,8 +27,8 @@ const CACHE_BLOCKS: u32 = 4;
 const KEPT_STEPS: u32 = 3;
 
 impl BlockAllocation {
-    /// The state to keep of this block when the events before `now` are dropped. `classification`: as if the recording
-    /// had ended there. Steps that follow still decide about a block that few steps have found.
+    /// The state to keep of this block when the events before `now` are dropped. `classification` is made as if the
+    /// recording had ended there. Steps that follow still decide about a block that few steps have found.
     pub fn to_kept(&self, classification: &BlockClassification, now: &ProgramPosition) -> KeptBlock {
         let is_decided = self.earlier.is_some() || steps_outlived(self, now) >= KEPT_STEPS;
         let names = (classification.category.name().into(), classification.rule.as_str().into());

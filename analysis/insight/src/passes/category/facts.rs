@@ -161,7 +161,7 @@ impl DefinitionFacts {
         self.ends_autocast.contains(&stack)
     }
 
-    /// The proof for the block that `e` allocates. `learned`: what earlier allocations have shown.
+    /// The proof for the block that `e` allocates. `learned` has the facts that earlier allocations have shown.
     #[inline]
     pub(super) fn proof(
         &self,

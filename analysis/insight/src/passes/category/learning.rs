@@ -142,7 +142,7 @@ pub(super) struct GrowingStacks {
 }
 
 impl GrowingStacks {
-    /// Counts an allocation of a stack whose blocks may grow from call to call of the model. `now`: the number of
+    /// Counts an allocation of a stack whose blocks may grow from call to call of the model. `now` is the number of
     /// calls.
     fn count(&mut self, stack: StackId, requested: u64, now: u32) {
         let first = StackGrowth { first: now, calls: 1, call: now, size: requested, ..StackGrowth::default() };
@@ -276,7 +276,7 @@ impl Learned {
         self.live.casts_in_call(e.context, requested) < weights
     }
 
-    /// Records the facts that an allocation shows about other blocks. `caller`: the innermost frame outside PyTorch.
+    /// Records the facts that an allocation shows about other blocks. `caller` is the innermost frame outside PyTorch.
     #[inline]
     pub(super) fn learn(
         &mut self,

@@ -19,8 +19,8 @@ type WorkspacePlace = (u64, ThreadId, u64);
 /// The allocated blocks, counted.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LiveBlocks {
-    /// The blocks that may be workspaces, by place. `true`: nothing shows whether the stack multiplies matrices. The
-    /// last number is the `seq` of the allocation.
+    /// The blocks that may be workspaces, by place. `true` means that nothing shows whether the stack multiplies
+    /// matrices. The last number is the `seq` of the allocation.
     workspaces: BTreeSet<(WorkspacePlace, bool, u64)>,
     /// Parameters by requested size.
     parameters: HashMap<u64, u32, AddressBuildHasher>,

@@ -60,7 +60,7 @@ pub struct Categorizer {
 }
 
 impl Categorizer {
-    /// Makes a categorizer for the definitions of a recording. `has_names`: whether the recording names parameters.
+    /// Makes a categorizer for the definitions of a recording. `has_names` is true if the recording names parameters.
     pub fn new(definitions: &Definitions, has_names: bool) -> Categorizer {
         Categorizer {
             facts: DefinitionFacts::new(definitions, has_names),

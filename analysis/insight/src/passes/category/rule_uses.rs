@@ -25,7 +25,7 @@ pub struct CategoryRuleUses {
 }
 
 impl CategoryRuleUses {
-    /// Counts one classified block of `bytes` bytes. `evidence`: a frame that the rule matched.
+    /// Counts one classified block of `bytes` bytes. `evidence` is a frame that the rule matched.
     #[inline]
     pub fn add(&mut self, classification: &BlockClassification, bytes: u64, evidence: FrameId) {
         let classification = *classification;

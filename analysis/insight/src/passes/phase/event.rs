@@ -80,8 +80,8 @@ impl EventClassification {
         }
     }
 
-    /// Whether this is a free that only the position in the program ties to a phase. `older`: the block is older than
-    /// the current step. If no allocation follows such a free, it belongs to the program's teardown.
+    /// Whether this is a free that only the position in the program ties to a phase. `older` means that the block is
+    /// older than the current step. If no allocation follows such a free, it belongs to the program's teardown.
     pub fn may_be_teardown(&self, older: bool) -> bool {
         self.rule == PhaseRuleId::FreeNoPythonFrame || self.rule == PhaseRuleId::FreeByPosition && older
     }

@@ -22,7 +22,7 @@ pub(super) enum StepEvidence {
 }
 
 impl StepEvidence {
-    /// `had_ranges`: profiler ranges ended steps in the dropped part of the recording.
+    /// `had_ranges` means that profiler ranges ended steps in the dropped part of the recording.
     fn of(table: &StackTable, ends: &StepEnds, had_ranges: bool) -> StepEvidence {
         if had_ranges || !ends.all().is_empty() {
             StepEvidence::ProfilerRange
@@ -73,7 +73,7 @@ pub(super) struct StepMachine {
 }
 
 impl StepMachine {
-    /// `had_ranges`: profiler ranges ended steps in the dropped part of the recording.
+    /// `had_ranges` means that profiler ranges ended steps in the dropped part of the recording.
     pub(super) fn new(table: &StackTable, ends: StepEnds, had_ranges: bool) -> StepMachine {
         StepMachine {
             evidence: StepEvidence::of(table, &ends, had_ranges),

@@ -184,7 +184,8 @@ fn classes_to_checkpoint(facts: &Facts<'_>) -> Option<BTreeSet<Box<str>>> {
 
 /// The bytes when the largest module of these classes runs again, beside what the other modules left at the error.
 /// Before an error in a forward pass nothing else shows that a module must be repeated as a whole, and a container of
-/// all layers would seem better than its layers. 0 without an error. `blocks`: with these classes checkpointed.
+/// all layers would seem better than its layers. 0 without an error. `blocks` are the blocks with these classes
+/// checkpointed.
 fn repeated_at_error(facts: &Facts<'_>, classes: &BTreeSet<Box<str>>, blocks: &ChangedBlocks) -> u64 {
     let recorded = &facts.recorded;
     if recorded.until == NEVER {

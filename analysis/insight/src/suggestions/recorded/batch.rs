@@ -234,8 +234,8 @@ mod tests {
         assert_eq!(batches(&recorded), Batches::Accumulated(2));
     }
 
-    /// Whether the results of a model in an evaluation are kept. `freed`: after which iteration each is freed; the
-    /// results grow by `growth` MiB.
+    /// Whether the results of a model in an evaluation are kept. `freed` is the iteration after which each is freed;
+    /// the results grow by `growth` MiB.
     fn are_kept(freed: &[usize], growth: u64) -> bool {
         let mut program = Program::default();
         let mut results = Vec::new();

@@ -45,7 +45,7 @@ impl Members {
         Members::without(recorded, classes, &several.map(|(object, _)| object).collect())
     }
 
-    /// `containers`: modules of the classes that are no members themselves.
+    /// `containers` are modules of the classes that are no members themselves.
     fn without(recorded: &Recorded<'_>, classes: &BTreeSet<&str>, containers: &BTreeSet<u64>) -> Members {
         let definitions = recorded.definitions;
         let mut members = Members::default();

@@ -29,8 +29,8 @@ pub struct FailedRequest {
     pub in_unused_graph: bool,
 }
 
-/// The blocks up to the failed request, and those of the rest. `blocks`: the recorded ones before the request, in the
-/// order of their allocation. `None` if they lack a block of the earlier iteration.
+/// The blocks up to the failed request, and those of the rest. `blocks` are the recorded ones before the request, in
+/// the order of their allocation. `None` if they lack a block of the earlier iteration.
 pub(crate) fn continued(
     blocks: &[BlockLifetime],
     failed: &FailedRequest,
@@ -95,8 +95,8 @@ pub(crate) struct InterruptedOptimizer {
 }
 
 /// The blocks up to the request that failed in the optimizer's first step, the rest of its state, and the next forward
-/// and backward pass. `is_node`: whether a context is that of an autograd node. `None` if the state does not follow the
-/// gradients.
+/// and backward pass. `is_node` is true if a context is that of an autograd node. `None` if the state does not follow
+/// the gradients.
 pub(crate) fn with_state(
     blocks: &[BlockLifetime],
     failed: &FailedRequest,

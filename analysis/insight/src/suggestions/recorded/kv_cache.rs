@@ -154,8 +154,8 @@ fn end_of_call(recorded: &Recorded<'_>, block: &BlockLifetime, call: ContextId) 
     inside.last().map_or(block.allocated, |event| event.seq)
 }
 
-/// Whether the graph can need the block, too. `nodes`: `seq` of the events in autograd nodes. `end`: that of the last
-/// event in the call of the layer.
+/// Whether the graph can need the block, too. `nodes` has the `seq` of the events in autograd nodes. `end` is that of
+/// the last event in the call of the layer.
 fn is_saved(recorded: &Recorded<'_>, block: &BlockLifetime, end: u32, nodes: &[u32]) -> bool {
     if block.start.is_without_gradients {
         return false;

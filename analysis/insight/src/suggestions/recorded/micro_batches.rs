@@ -20,7 +20,7 @@ pub(crate) struct MicroBatch {
 }
 
 /// The micro-batches of each step whose forward passes all run before the first backward pass, in the order of their
-/// backward passes. `calls`: the outermost calls of modules.
+/// backward passes. `calls` are the outermost calls of modules.
 ///
 /// The calls of a step are micro-batches if they call one module, the same code follows each of them (its loss), and
 /// autograd frees what one of them saved before it frees anything of the next. Two inputs of one loss, as those of a

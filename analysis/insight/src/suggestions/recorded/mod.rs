@@ -115,8 +115,8 @@ struct UnusualPlaces {
 }
 
 impl<'a> Recorded<'a> {
-    /// Makes the recorded data from the blocks of a device. `failed`: the request at which the recording ends. `rest`:
-    /// what follows it in the interrupted step.
+    /// Makes the recorded data from the blocks of a device. `failed` is the request at which the recording ends. `rest`
+    /// has the events that follow it in the interrupted step.
     pub fn new(
         lifetimes: &'a BlockLifetimes,
         definitions: &'a Definitions,

@@ -126,7 +126,7 @@ pub(crate) fn unpacked_until(recorded: &Recorded<'_>, block: &BlockLifetime) -> 
     }
 }
 
-/// When the result of some code is freed. `next`: the first block of other code.
+/// When the result of some code is freed. `next` is the first block of other code.
 fn result_ends(
     recorded: &Recorded<'_>,
     places: &[ModuleCallStack],

@@ -15,7 +15,7 @@ use crate::rules::multiprocessors;
 /// Each thread block has at least so many bytes of the buffer.
 const SMALLEST_PART: u64 = 1024;
 
-/// The events that allocated buffers whose size follows from the multiprocessors. `blocks`: in the order of their
+/// The events that allocated buffers whose size follows from the multiprocessors. `blocks` are in the order of their
 /// allocations. Empty if the model of the GPU is not known.
 pub(super) fn reduction_buffers(blocks: &[BlockLifetime], definitions: &Definitions) -> HashSet<u32> {
     let gpu = definitions.devices.values().next();

@@ -28,7 +28,7 @@ pub(crate) fn forward_only_in_each_step(blocks: &[BlockLifetime]) -> HashSet<Sta
 }
 
 /// The steps with forward passes and without a backward pass in a run that has them: what autograd recorded there was
-/// an evaluation without `torch.no_grad()`. `is_interrupted`: the last step can lack its backward pass.
+/// an evaluation without `torch.no_grad()`. `is_interrupted` means that the last step can lack its backward pass.
 pub(crate) fn evaluated_steps(blocks: &[BlockLifetime], is_interrupted: bool) -> HashSet<u32> {
     let in_steps = || blocks.iter().filter(|block| block.start.step != BEFORE_STEPS);
     let steps = |phase: Phase| in_steps().filter(move |b| b.start.phase == phase).map(|b| b.start.step).collect();
