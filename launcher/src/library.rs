@@ -164,7 +164,7 @@ fn remove_unused(base: &Base, age: Duration) {
         let is_unlocked = flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
         let unused = file.metadata().and_then(|meta| meta.modified()).ok().and_then(|m| m.elapsed().ok());
         if is_unlocked && unused.is_some_and(|unused| unused > age) {
-            // What cannot be removed now is tried again later.
+            // Folders that cannot be removed now are tried again later.
             all.remove_folder(name).ok();
         }
     }

@@ -283,7 +283,7 @@ fn losses(processes: &[ManifestProcess]) -> BTreeMap<String, u64> {
 
 fn process(written: &mut BTreeMap<String, Written>, recorded: Recorded) -> ManifestProcess {
     let written = written.remove(&recorded.file);
-    // What the process said about itself. What the launcher knows of it counts more.
+    // The facts that the process reported about itself. Those of the launcher count more.
     let mut process: ManifestProcess = match recorded.info {
         info @ Value::Object(_) => serde_json::from_value(info).unwrap_or_default(),
         _ => ManifestProcess::default(),

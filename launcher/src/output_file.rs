@@ -88,7 +88,7 @@ fn create(path: &Path) -> io::Result<(File, Beside)> {
     }
     let Some(place) = place(path)? else { return Ok((File::create(path)?, None)) };
     if older.is_some() {
-        // What may not be written may not be replaced either.
+        // A file that may not be written may not be replaced either.
         OpenOptions::new().write(true).open(&place)?;
     }
     match beside(&place, older.as_ref()) {

@@ -100,7 +100,7 @@ fn listening(command: Pid) -> BTreeSet<SocketAddr> {
     let network = ProcessDir::of(std::process::id()).network();
     for pid in descendants(command).into_iter().chain([command]).take(MAX_PROCESSES) {
         let process = ProcessDir::of(pid.as_raw_nonzero().get() as u32);
-        // What listens in another network namespace cannot be reached.
+        // A socket in another network namespace cannot be reached.
         if process.network() != network {
             continue;
         }

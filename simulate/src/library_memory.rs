@@ -138,14 +138,14 @@ impl Kernels {
             Kernels::Torch => 92 * MIB,
             // The least that a first kernel took.
             Kernels::Other => 2 * MIB,
-            // What the first product takes is a handle's.
+            // The memory of the first product belongs to a handle.
             Kernels::Cublas => 0,
             Kernels::CudnnForward | Kernels::CudnnRecurrent => 10 * MIB,
             // With the backward passes. Programs with an LSTM or a GRU: as much.
             Kernels::CudnnAttention | Kernels::CudnnRecurrentBackward => 18 * MIB,
             Kernels::CudnnBackward => 20 * MIB,
             Kernels::Cufft => 8 * MIB,
-            // What the first decomposition takes is a handle's.
+            // The memory of the first decomposition belongs to a handle.
             Kernels::Cusolver => 0,
             // 494 MiB with the first communicator of one rank, of which 388 MiB are buffers.
             Kernels::Nccl => 106 * MIB,

@@ -98,7 +98,7 @@ fn table() -> BTreeMap<String, BTreeSet<String>> {
         .map(|line| {
             let cells: Vec<&str> = line.trim_matches('|').split('|').collect();
             let folder = in_backticks(cells[0])[0].trim_end_matches('/').to_owned();
-            // What follows a semicolon is an explanation.
+            // Text after a semicolon is an explanation.
             let names = in_backticks(cells.last().unwrap().split(';').next().unwrap_or_default());
             (folder, names)
         })

@@ -277,7 +277,7 @@ mod tests {
         let text = "\x1b[1ma\x1b[0m\n ::error::b\r\n\n\u{202e}##[c]";
         assert_eq!(output_text(text), "\u{fffd}[1ma\u{fffd}[0m\n \u{fffd}::error::b\u{fffd}\n\n\u{fffd}##\u{fffd}[c]");
         assert!(styled_text(text, &STYLES).starts_with("\x1b[1ma\x1b[0m\n \u{fffd}::error::b"));
-        // What is printable stays, so text may be made twice.
+        // Printable text stays, so text may be made twice.
         for text in [output_text(text), "a\nb".to_owned(), "\n".to_owned(), String::new()] {
             assert_eq!(output_text(&text), text);
         }

@@ -34,7 +34,7 @@ fn a_program_has_the_sums_that_xla_states() {
     assert_eq!((program.module.0, program.is_for_gpu, program.unknown_lines), (8, false, 0));
     // `Total bytes: 6815796` of the memory usage report.
     assert_eq!((program.total_bytes(), program.stated_bytes), (6_815_796, Some(6_815_796)));
-    // What `compiled.memory_analysis()` says: arguments of 1 MiB and three times 256 KiB.
+    // The figures of `compiled.memory_analysis()`: arguments of 1 MiB and three times 256 KiB.
     assert_eq!(program.bytes_of(BufferKind::Argument), (1 << 20) + 3 * (1 << 18));
     assert_eq!(program.bytes_of(BufferKind::Temporary), 4 << 20);
     assert_eq!(program.bytes_of(BufferKind::Output), 3 * (1 << 18) + 32 + 4);

@@ -24,7 +24,7 @@ impl TextReport {
         let Some(holders) = device.holders.as_ref().filter(|holders| !holders.largest.is_empty()) else { return };
         let held = size_text(holders.held_bytes);
         self.list(&format!("Held by Python objects {} (% of the {held} held)", occasion_text(&holders.scan)));
-        // What is less than a percent is in the section of holders only.
+        // Holders of less than a percent are in the section of holders only.
         let is_shown =
             |holder: &&HolderSummary| limit == usize::MAX || holder.bytes.saturating_mul(100) >= holders.held_bytes;
         let shown: Vec<&HolderSummary> = holders.largest.iter().filter(is_shown).take(limit).collect();

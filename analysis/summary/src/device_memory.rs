@@ -294,7 +294,7 @@ fn breakdown(
     }
     parts.add(DevicePartKind::UnusedPools, UNUSED_POOLS, state.allocations.unused_pools);
     parts.add(DevicePartKind::Rounding, ROUNDING, state.allocations.rounding);
-    // What this process has not allocated: each part takes at most what is left.
+    // The memory that this process has not allocated: each part takes at most the rest.
     let mut left = state.beyond_allocations;
     let mut take = |bytes: u64| {
         let taken = bytes.min(left);

@@ -114,7 +114,7 @@ pub(crate) fn released_parts(
     if device.source == EventSource::Torch {
         let reserved = &released.reserved;
         let unmapped = (released.kept.usage.reserved).saturating_sub(of_allocator);
-        // What a library has unmapped is memory of pools first: those that it has made for that.
+        // Memory that a library has unmapped belongs first to the pools that it made for this.
         let mut left = unmapped;
         let mut mapped = |bytes: u64| {
             let taken = bytes.min(left);

@@ -310,7 +310,7 @@ pub(crate) fn server(analysis: &DeviceAnalysis, inputs: &ServerInputs<'_>) -> Op
         })
     });
     let stages: Vec<StageSummary> = stages.collect();
-    // What the profiling run keeps, such as workspaces of kernels, is in use while the engine serves.
+    // Memory that the profiling run keeps, such as workspaces of kernels, is in use while the engine serves.
     let profile = serving.stage(ServingStage::Profile);
     let activations = profile.map(|figures| figures.peak.saturating_sub(figures.end)).filter(|bytes| *bytes > 0);
     let captured = inputs.cuda_graphs.graphs().iter().filter(|graph| graph.device == analysis.device);

@@ -227,7 +227,7 @@ fn from_modules(oom: &Oom, missing: &MissingModules, available: Option<u64>) -> 
     if let Some(siblings) = missing.siblings.as_ref().filter(|_| needed.is_some()) {
         parts.extend(parts_of(siblings, oom));
     }
-    // What complete steps never called is not to come.
+    // Modules that complete steps never called will not be called.
     let uncalled = if is_first_step(oom) { &missing.uncalled[..] } else { &[] };
     let named = uncalled.iter().take(NAMED);
     parts.extend(named.map(|(path, class)| StepPart::without_bytes(format!("{path} ({class})"))));

@@ -128,7 +128,7 @@ pub(crate) fn suggestions(query: &SuggestionQuery<'_>, progress: &mut dyn FnMut(
         // Where little is left, what the allocator cannot use of its segments decides, and the replay is not that
         // exact.
         (SuggestionScope::Run, true) => limit.filter(|limit| after.reserved <= limit - limit / CLOSE).map(|_| true),
-        // What follows an iteration is known if the program only repeats it.
+        // The rest after an iteration is known if the program only repeats it.
         (SuggestionScope::Iteration, true) => (!has_backward).then_some(true),
         (SuggestionScope::UntilError, true) => None,
     };

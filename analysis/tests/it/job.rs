@@ -249,7 +249,7 @@ fn tables_of_an_older_version_are_read() {
     let (worst, other) = ((253_043_200, 219_972_608), (236_265_984, 203_195_392));
     let expected = |rank, (peak, backward)| (rank, peak, Some(backward), Some(rank as i16 % 2));
     assert_eq!(peaks, [expected(3, worst), expected(0, other), expected(1, other), expected(2, other)]);
-    // What the tables lack is unknown, and absent from the JSON.
+    // Fields that the tables lack are unknown, and absent from the JSON.
     for rank in &report.table.ranks {
         assert_eq!((rank.rank_source, rank.steps, rank.outside_pytorch_bytes), (None, None, None));
         assert_eq!((rank.peak_phase, rank.ended_by_oom, rank.local_rank), (None, None, None));

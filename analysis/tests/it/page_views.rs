@@ -118,7 +118,7 @@ fn program_with_ranges(seed: u64, turns: u64) -> (Program, Vec<Range>) {
             }
         }
     }
-    // What is still open ends with the recording.
+    // Ranges that are still open end with the recording.
     let last = p.recording.events.len() as u64;
     for mut one in open.into_iter().flatten() {
         (one.to, one.ended, one.levels[0][2]) = (last, last - 1, bytes);

@@ -578,7 +578,7 @@ fn a_follower_goes_on_in_the_rotated_trace() {
     for (after, before) in after.devices.iter().zip(&before.devices) {
         assert_eq!((after.totals, &after.by_category), (before.totals, &before.by_category));
     }
-    // What is appended is read.
+    // Appended blocks are read.
     let mut appended = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
     let mut writer = Writer::new(Vec::new(), "{}").unwrap();
     let seq = events.len() as u64 + 1;

@@ -56,7 +56,7 @@ fn allocate_with_checks(
         return original();
     }
     let source = source();
-    // What a stream that is being captured allocates, its graph takes later.
+    // Memory that a stream allocates during a capture is used later by its graph.
     let is_captured = matches!(source, MemorySource::Pool { stream, .. } if pools::is_capturing(stream));
     match device_of(source) {
         Some(device) if !is_captured => allocate_within(device, source, bytes(), original, undo),

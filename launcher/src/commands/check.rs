@@ -130,7 +130,8 @@ fn category_named<'a>(name: &str, custom: &[&'a str]) -> Option<&'a str> {
 
 /// The content of a file that starts like a summary of memtrace, else `None`. A PyTorch snapshot may be JSON too.
 fn summary_json(path: &Path) -> Option<Vec<u8>> {
-    // What is not a regular file is refused when it is opened as a run. Opening a pipe here would wait for its writer.
+    // A path that is no regular file is refused when it is opened as a run. Opening a pipe here would wait for its
+    // writer.
     let file = untrusted::open(path).ok()?;
     let mut start = [0; START_SIZE];
     let read = file.read_at(&mut start, 0).ok()?;

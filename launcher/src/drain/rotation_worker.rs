@@ -69,7 +69,7 @@ pub(super) fn start(
 pub(super) fn read(child: &mut Child) -> String {
     let mut bytes = Vec::new();
     if let Some(stderr) = &mut child.stderr {
-        // What cannot be read is missing in the result.
+        // Bytes that cannot be read are missing in the result.
         let _ = stderr.take(MAX_REPORT).read_to_end(&mut bytes);
     }
     String::from_utf8_lossy(&bytes).into_owned()

@@ -79,7 +79,7 @@ impl Head {
         let mut content = Content::None;
         for header in parsed.headers.iter() {
             let is = |name: &str| header.name.eq_ignore_ascii_case(name);
-            // What is no text equals no text that is expected.
+            // Bytes that are no text equal no expected text.
             let value = || String::from_utf8_lossy(header.value).trim().to_owned();
             if is("Host") {
                 request.hosts.push(value());

@@ -96,7 +96,7 @@ impl Memtrace {
     pub(crate) async fn summary(&self, run: &Path) -> Result<Arc<Summary>, ToolError> {
         // The summary itself has the warnings, as `problems`.
         let analyze = async || Ok(Arc::new(self.json(&["report", "--json"], &[run.as_os_str()]).await?.0));
-        // What cannot be identified is not kept. The analysis reports the error.
+        // A run that cannot be identified is not kept. The analysis reports the error.
         let Ok(state) = RunState::of(run) else { return analyze().await };
         let cell = {
             let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);

@@ -48,7 +48,7 @@ pub(super) fn kind(file: impl Read + Seek) -> Kind {
     if !start.starts_with(&elf::ELFMAG) {
         return Kind::NotElf;
     }
-    // What a truncated file lacks is 0. A header for 32 bits has the machine in the same place.
+    // The missing bytes of a truncated file are 0. A header for 32 bits has the machine in the same place.
     let mut header = [0; size_of::<FileHeader64<Endianness>>()];
     header[..start.len()].copy_from_slice(start);
     let Ok((header, _)) = pod::from_bytes::<FileHeader64<Endianness>>(&header) else { return Kind::NotElf };

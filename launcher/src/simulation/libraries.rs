@@ -154,7 +154,7 @@ fn remove_unused(parent: &PrivateFolder, beginning: &str) {
         let list = parent.existing(name).and_then(|folder| folder.open(LIST).ok());
         let used = list.and_then(|list| list.metadata().ok()?.modified().ok()?.elapsed().ok());
         if used.is_some_and(|age| age > MAX_UNUSED) {
-            // What cannot be removed now is tried again later.
+            // Folders that cannot be removed now are tried again later.
             parent.remove_folder(name).ok();
         }
     }

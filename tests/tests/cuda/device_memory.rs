@@ -67,7 +67,7 @@ fn the_parts_are_what_the_driver_and_pytorch_report() {
     assert_eq!(part(end, "library"), (64 << 20) + (129 << 10), "{end}");
     assert_eq!(part(end, "rounding"), (2 << 20) - (129 << 10), "{end}");
     assert_eq!(part(end, "unattributed"), 0, "{end}");
-    // What is left are the kernels. The first one of PyTorch alone takes 92 MiB.
+    // The rest are the kernels. The first one of PyTorch alone takes 92 MiB.
     let kernels = part(end, "kernels");
     let beside = CONTEXT + OTHER + 66 * MIB;
     assert_eq!(kernels, number("used") - number("reserved") - beside, "{end}");

@@ -156,7 +156,7 @@ fn the_recording_has_the_blocks_that_were_there_and_those_that_follow() {
     let is_before = |event: &&Event| event.flags.contains(Flags::PREEXISTING);
     let before = events.iter().filter(is_before).count();
     assert!(before > 20 && events[..before].iter().all(|event| is_before(&event)), "{before}");
-    // What followed has stacks and autograd nodes, as in any other recording.
+    // Later events have stacks and autograd nodes, as in any other recording.
     let later =
         || events[before..].iter().filter(|event| event.source == Source::Torch && event.action == Action::Alloc);
     let is_attributed = |event: &Event| !event.stack.is_none() || !event.context.is_none();

@@ -442,7 +442,7 @@ fn an_engine_and_a_trainer_in_one_process_are_distinguished_in_each_activity() {
         assert!(of_trainer >= 3 * printed(ended, "parameters")[0], "{of_trainer}");
         assert!(of_engine >= printed(ended, "kv_cache")[0] + printed(ended, "engine_weights")[0], "{of_engine}");
     }
-    // What the report of the first run says that sleeping brings.
+    // The gain of sleeping, as the report of the first run announces it.
     let advice = awake_devices[0]["colocation"]["advice"][0].as_str().unwrap();
     let [train, ..] = activity(&awake_devices[0], "train");
     let activities = ["rollout", "train", "sync"].map(|name| (activity(&asleep_devices[0], name)[0], name));
@@ -469,7 +469,7 @@ fn an_engine_and_a_trainer_in_two_processes_are_in_one_report() {
     // Reserved bytes are at least those that PyTorch allocated, and a sleeping engine has no cache.
     assert!(of_trainer >= printed(&ended, "trainer_train")[0] && of_engine < printed(&ended, "kv_cache")[0]);
     assert!(activity(engine, "rollout")[1] >= printed(&ended, "engine_rollout")[0]);
-    // What is free while the trainer waits is no room for the cache.
+    // Memory that is free while the trainer waits is no room for the cache.
     let report = stderr(&ended);
     assert!(engine["server"]["utilization"].is_null() && !report.contains("--gpu-memory-utilization"), "{report}");
     assert!(report.contains("Rollout and training"), "{report}");

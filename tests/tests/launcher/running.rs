@@ -220,7 +220,7 @@ fn a_condition_and_an_interval_write_numbered_files() {
     assert!(at("now-1.json").exists() && at("now-2.json").exists() && !at("now.json").exists());
     let text = stderr(&output(&mut snapshot(&[&run, &"--when", &"allocated < 5"])));
     assert!(text.contains("expected allocated, reserved or used"), "{text}");
-    // What never happens is no success.
+    // A condition that never holds is no success.
     let waiting = Waiting::start(&[&run, &"--when", &"allocated > 1TiB", &"-o", &at("never.json")]);
     let folder = recorded.end();
     assert_eq!(waiting.exit_code(), Some(1));

@@ -128,7 +128,7 @@ fn a_failure_leaves_all_processes_as_they_were() {
     tree.fail(1, "restore", 2);
     assert_error(&tree.run(&["resume"]), "there is not enough memory (CUDA error 2)");
     assert_eq!(tree.states(), [2, 2, 2]);
-    // What cannot be undone is said.
+    // A step that cannot be undone is reported.
     let tree = Tree::with([Some(0), Some(0), Some(0)]);
     tree.fail(2, "save", 801);
     tree.fail(0, "restore", 2);

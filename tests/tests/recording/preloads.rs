@@ -132,7 +132,7 @@ fn beside_an_injected_library_that_traces_calls_both_see_every_call() {
                 false => python,
             }
         };
-        // What the injected library wrote and the ledger has, which are removed.
+        // The calls that the injected library wrote and the ledger has, which are removed.
         let seen = || {
             let text = std::fs::read_to_string(&log).expect("the log of the injected library");
             let calls: Vec<String> =

@@ -188,8 +188,8 @@ fn checkpointing_saves(batches: &[&str], action: &str, words: &str) {
     let predicted = peak_after(&device, action);
     println!("{at}: {before} bytes, with checkpointing {after}; predicted {predicted}");
     assert!(before > after + (64 << 20), "{at}: {before} and {after}");
-    // What one call of a layer allocates: its norm, up, gelu, down and sum. Without a backward pass the recording does
-    // not show which of them the call frees when.
+    // The allocations of one call of a layer: its norm, up, gelu, down and sum. Without a backward pass the recording
+    // does not show which of them the call frees when.
     let layer = 4096 * (256 + 1024 + 1024 + 256 + 256) * 4;
     assert!(
         predicted >= after && predicted <= after + layer + (1 << 20),

@@ -67,7 +67,7 @@ impl Results {
     /// Writes the description of a difference. Only the caller that counted the first one may call this.
     pub fn describe(&self, difference: fmt::Arguments<'_>) {
         let mut text = Text { at: self.text.get().cast(), rest: TEXT_BYTES - 1 };
-        // What does not fit is cut.
+        // Text that does not fit is cut.
         text.write_fmt(difference).ok();
     }
 }

@@ -50,7 +50,7 @@ pub(super) fn look_up(
         Endianness::Little => RunTimeEndian::Little,
         Endianness::Big => RunTimeEndian::Big,
     };
-    // What the sections allow, and what is left for the whole run.
+    // The smaller of the sections' bound and the rest of the run's budget.
     let reads = (MIN_READS + bytes.saturating_mul(READS_PER_BYTE)).min(elf.budget().work_left());
     let read_budget = Cell::new(reads);
     let result = look_up_within(elf, &sections, supplementary.as_ref(), endian, &read_budget, addresses, sink);

@@ -84,7 +84,7 @@ impl MissingModules {
             }
             let parent = path.rsplit_once('.').map_or("", |(parent, _)| parent);
             let Some(children) = children(definitions, parent) else { continue };
-            // What is missing inside the running one of several equal modules belongs to the rest of that module.
+            // Modules missing inside the running one of several equal modules belong to the rest of that module.
             let siblings = missing_siblings(parent, path, call, &children, &activations);
             let peak = |siblings: MissingSiblings| {
                 let alike = children.iter().filter(|child| child.class == call.class).copied();

@@ -85,7 +85,7 @@ impl StepInputs {
         }
         let Some(step) = block.position.step else { return };
         let step = step as usize;
-        // What follows the optimizer are batches of an evaluation.
+        // Batches after the optimizer belong to an evaluation.
         if self.began.get(step).is_some_and(|began| block.position.optimizer_steps > *began) {
             return;
         }

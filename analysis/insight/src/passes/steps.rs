@@ -305,7 +305,7 @@ impl BatchFinder {
                 .filter(|(_, _, after)| matches!(after, Between::AfterCall(place) if is_rollout(*place)))
                 .map(|(place, stack, _)| (*place, *stack))
                 .collect();
-            // What comes between two calls of the rollout is a part of it.
+            // Code between two calls of the rollout is a part of it.
             let of_rollout: HashSet<StackId> =
                 after_rollout.iter().filter(|(place, _)| is_rollout(*place)).map(|(_, stack)| *stack).collect();
             let is_step = |place: StackId| trains(place) || calls.is_in_each_step(place);

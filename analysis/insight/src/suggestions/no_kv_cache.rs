@@ -131,7 +131,7 @@ mod tests {
     /// In training the graph can need keys and values as well as the cache does.
     #[test]
     fn keys_and_values_that_the_graph_saves_stay() {
-        // What the layer allocates beside them, and whether they are freed before the backward pass.
+        // The layer's allocation beside them, and whether they are freed before the backward pass.
         for (beside, ends_early, is_unread) in [
             (None, false, false),
             (None, true, true),

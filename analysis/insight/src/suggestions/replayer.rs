@@ -78,7 +78,7 @@ impl<'a> Replayer<'a> {
         let peak = if self.placed.abs_diff(facts.peak) <= facts.peak / PRECISE {
             placed.allocated
         } else {
-            // What the recorded sizes have more than the rounded requests remains in proportion.
+            // The excess of recorded sizes over the rounded requests remains in proportion.
             (u128::from(summed) * u128::from(facts.peak) / u128::from(facts.summed.max(1))) as u64
         };
         let reserved = placed.reserved.max(floor);

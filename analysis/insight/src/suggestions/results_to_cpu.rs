@@ -61,7 +61,7 @@ impl ResultsToCpu {
             }
         }
         let block = |index: &u32| &recorded.blocks[*index as usize];
-        // What is still there when a training step computes is not only a result: targets, features, a teacher's
+        // Blocks that still exist when a training step computes are not only results: targets, features, a teacher's
         // output.
         let in_backward = |block: &&BlockLifetime| block.start.phase == Phase::Backward;
         let backward: Vec<u32> = recorded.blocks.iter().filter(in_backward).map(|block| block.allocated).collect();
@@ -105,7 +105,7 @@ impl ResultsToCpu {
                 }
             }
         }
-        // What joins results, and what is computed from it, is then on the CPU as well.
+        // Joined results, and tensors computed from them, are then on the CPU as well.
         blocks.extend(joined(recorded, &lists).into_iter().map(|index| (index, None)));
         blocks.sort_unstable();
         blocks.dedup_by_key(|(index, _)| *index);
@@ -115,7 +115,7 @@ impl ResultsToCpu {
     /// The stack that allocates most bytes of results.
     fn largest_place(&self, recorded: &Recorded<'_>) -> Option<StackId> {
         let mut bytes: BTreeMap<StackId, u64> = BTreeMap::new();
-        // What replaces or joins results is computed from them.
+        // Tensors that replace or join results are computed from them.
         let has_results = self.blocks.iter().any(|(_, next)| next.is_some());
         for (index, _) in self.blocks.iter().filter(|(_, next)| next.is_some() || !has_results) {
             let block = &recorded.blocks[*index as usize];

@@ -112,7 +112,7 @@ fn sections(recorded: &Recorded<'_>) -> Vec<Section> {
 /// Runs the forward and backward pass of each step twice.
 fn accumulate(recorded: &Recorded<'_>, spans: &mut Vec<Span>) {
     let sections = sections(recorded);
-    // What is later than a section moves by its length.
+    // Blocks after a section move by its length.
     let length = |section: &Section| after(section.last) - at(section.first) + 1;
     let mut moved: Vec<(Key, Key)> = Vec::with_capacity(sections.len());
     let mut sum = 0;

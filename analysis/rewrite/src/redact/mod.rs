@@ -143,7 +143,7 @@ fn invalid(path: &Path) -> impl FnOnce(serde_json::Error) -> Error {
 
 impl NewTexts for Redactor {
     fn info(&mut self, info: &str) -> String {
-        // What is no JSON object says nothing to a reader.
+        // A text that is no JSON object means nothing to a reader.
         manifest::info(&mut self.texts, info).unwrap_or_else(|_| "{}".to_owned())
     }
 

@@ -252,7 +252,7 @@ impl LiveProcess {
         let total_bytes =
             reading.map(|reading| reading.total).or(definition.map(|d| d.total).filter(|total| *total > 0));
         let own = replay.physical().total(MemoryLocation::Device(device.device)).current;
-        // What others and the driver had in use at the reading, and what this process has now.
+        // The memory of others and the driver at the reading, and the memory of this process now.
         let used_bytes = reading.map(|reading| (reading.used + own).saturating_sub(reading.own));
         let usage = allocator.usage();
         let per_minute_bytes = growth[slot].per_minute(process.recording().calibration().ns_per_tick());

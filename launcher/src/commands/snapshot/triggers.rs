@@ -62,7 +62,7 @@ impl Triggers {
             }
         }
         if let Some(every) = self.every.filter(|_| now >= self.next) {
-            // What was missed, for example while this process was stopped, is not made up for.
+            // Missed intervals, for example while this process was stopped, are skipped.
             self.next = now + every;
             fired.push(Fired { reason: "the interval has passed".to_owned(), pid: None });
         }

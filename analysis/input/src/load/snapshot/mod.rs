@@ -110,7 +110,7 @@ pub(super) fn read(
     };
     let (value, error) = match value {
         Ok(value) => (value, None),
-        // What has been read needs all the memory there is.
+        // The part read so far needs all available memory.
         Err(ReadError::Exceeded(exceeded)) => return Err(too_expensive(exceeded).into_error(path)),
         Err(error) => {
             // The contents so far can be a snapshot without its end.

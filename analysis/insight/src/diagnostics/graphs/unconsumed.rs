@@ -298,8 +298,8 @@ impl UnconsumedGraphs {
         let consumed = std::mem::take(&mut self.consumed);
         let consumed_blocks = std::mem::take(&mut self.consumed_blocks);
         if freed.len() >= MIN_BLOCKS {
-            // What a backward pass left counts as a graph only if it is most of the graph. A program's variables hold a
-            // part.
+            // The blocks that a backward pass left count as a graph only if they are most of the graph. A program's
+            // variables hold a part.
             let (left, unused): (Vec<FreedBlock>, Vec<FreedBlock>) = freed.iter().partition(|f| f.backward_since);
             let bytes: u64 = left.iter().map(|f| f.size).sum();
             let (ran, never_ran): (Vec<FreedBlock>, Vec<FreedBlock>) = left.into_iter().partition(|f| f.backward_ran);

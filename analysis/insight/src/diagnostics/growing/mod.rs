@@ -220,7 +220,7 @@ impl Diagnostic for Growing {
             let (read, others): (Vec<GrowingSource>, Vec<GrowingSource>) =
                 others.into_iter().partition(|g| is_list(g) && grows_with(g, &graph));
             issues.push(graph_kept(device, shared, &graph, &read));
-            // What grows in size beside graphs is computed from them.
+            // Blocks that grow in size beside graphs are computed from them.
             others.into_iter().filter(is_list).collect()
         } else {
             others.into_iter().chain(graph).collect()

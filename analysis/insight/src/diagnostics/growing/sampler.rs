@@ -395,7 +395,7 @@ impl GrowthSampler {
             series.iter().filter_map(|(key, series)| self.growth_of(samples, *key, series, is_oom)).collect();
         if grown.iter().any(|g| g.kind == GrowthKind::Sizes) {
             let is_root = |g: &GrowingSource| g.kind == GrowthKind::Blocks || g.bits & Mark::NODE_RAN == 0;
-            // What is computed from a tensor that grows, grows too. Autograd runs a node for it, unlike for a tensor
+            // Tensors computed from a tensor that grows, grow too. Autograd runs a node for it, unlike for a tensor
             // that is only kept.
             let has_root = grown.iter().any(|g| g.kind == GrowthKind::Sizes && is_root(g));
             grown.retain(|g| !has_root || is_root(g));
@@ -470,13 +470,13 @@ impl GrowthSampler {
         }
         let (first, last) = (*rises.first()?, *rises.last()?);
         let intervals = last + 1 - first;
-        // What is replaced by something larger must be larger each time. A batch is so only now and then.
+        // Blocks that are replaced by larger ones must be larger each time. Batches are so only sometimes.
         let batch_grows = || samples[first..=last].iter().filter(|sample| sample.batch_grows).count() * 2 > intervals;
         if !is_list && (rises.len() * 4 < intervals * 3 || batch_grows()) {
             return None;
         }
         // A source that frees blocks now and then does not leak. Neither does one that grew and shrank before.
-        // What an earlier evaluation kept does not matter for the one that fails.
+        // Blocks that an earlier evaluation kept do not matter for the one that fails.
         let since = if is_oom { from + 1 } else { 1 };
         let freed_between: u64 = (since..=top).map(|at| bytes[at - 1].saturating_sub(bytes[at])).sum();
         if freed_between * 4 > highest - lowest {

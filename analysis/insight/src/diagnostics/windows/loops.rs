@@ -89,7 +89,7 @@ impl LoopCounter {
                 StackId::NONE
             }
         };
-        // What both stacks have in common has not changed its line.
+        // The common part of both stacks has not changed its line.
         let mut now = stack;
         while before != now {
             if before > now {

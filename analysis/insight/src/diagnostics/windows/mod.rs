@@ -153,7 +153,7 @@ impl WindowLeaks {
     fn forecast(&self, limit: u64) -> Option<OomForecast> {
         let (_, growths, unit) = self.lines.first()?;
         let free = limit.checked_sub(self.last_peak)?;
-        // What the other lines need in the same time counts, too.
+        // The growth of the other lines in the same time counts, too.
         let ticks = growths.iter().map(|growth| growth.ticks).max()?;
         let share = |growth: &WindowGrowth| {
             let of_time = ticks as f64 / growth.ticks.max(1) as f64;

@@ -353,7 +353,7 @@ impl WindowSampler {
         let growth = bytes[last] - bytes[first - 1];
         let more = blocks[last].saturating_sub(blocks[first - 1]);
         let kind = if more >= MIN_BLOCKS { GrowthKind::Blocks } else { GrowthKind::Sizes };
-        // What is replaced by something larger must be larger nearly each time.
+        // Blocks that are replaced by larger ones must be larger nearly each time.
         if rises.len() < MIN_RISES || kind == GrowthKind::Sizes && rises.len() * 4 < windows * 3 {
             return None;
         }

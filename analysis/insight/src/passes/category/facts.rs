@@ -199,7 +199,7 @@ impl DefinitionFacts {
             _ => {}
         }
         let phase = classification.phase;
-        // What the recorder does not know, the size can show: blocks that are older than the recording.
+        // The recorder does not know blocks that are older than the recording. Their size can identify them.
         let by_size = !self.knows_workspaces || e.flags.contains(Flags::PREEXISTING);
         let computes = phase.is_forward_only() || matches!(phase, Phase::Forward | Phase::Backward | Phase::Recompute);
         let (accumulates, by_node) = self.nodes.get(e.context.index()).copied().unwrap_or_default();
@@ -286,7 +286,7 @@ fn stack_proofs(definitions: &Definitions) -> Vec<StackProof> {
         }
         stacks.push(stack);
     }
-    // What a stack has made nodes of is known exactly.
+    // The operations for which a stack made nodes are known exactly.
     let made = |context: &&Context| !context.node.is_empty() && !context.forward.is_none();
     let uses = |context: &Context| node_uses_cublas(&context.node);
     let unsure = definitions.contexts.iter().filter(made).filter(|context| uses(context) == UsesCublas::Unknown);

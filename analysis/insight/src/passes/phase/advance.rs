@@ -90,7 +90,7 @@ impl PhaseTracker {
             _ => true,
         };
         if phase != self.now.phase && moves {
-            // What follows an evaluation no longer follows the optimizer.
+            // Events after an evaluation no longer follow the optimizer.
             self.optimizer.has_stepped &= phase != Phase::Eval;
             self.now.phase = phase;
             self.now.phase_changes += 1;

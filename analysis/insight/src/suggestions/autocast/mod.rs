@@ -108,7 +108,7 @@ impl Change for Autocast {
     }
 
     fn conflicts_with(&self, other: RuleId) -> bool {
-        // What these do is not known of values in two types.
+        // The effect of these rules on values in two types is unknown.
         matches!(
             other,
             RuleId::ScaledDotProductAttention

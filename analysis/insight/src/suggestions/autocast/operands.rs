@@ -22,7 +22,7 @@ impl Pass<'_, '_> {
             let freed = self.places.freed(*node, &before).iter().filter_map(|index| value_of(*index));
             inputs.extend(freed.filter(is_large));
         }
-        // What the operation saved is allocated when its node runs. The latest such value is an input if the nodes do
+        // Values that the operation saved are allocated when its node runs. The latest one is an input if the nodes do
         // not show all of them.
         let is_saved = |block: u32| self.is_saved(place, result, block);
         let weight = self.weight(place, result);

@@ -10,7 +10,7 @@ impl Pass<'_, '_> {
     /// The type of one of the results.
     pub(super) fn width(&self, place: &AutogradSite, index: u32, results: usize, inputs: &[Value]) -> Width {
         let block = self.block(index);
-        // What an operation in float32 saves as its result is allocated when its node runs.
+        // The saved result of an operation in float32 is allocated when its node runs.
         let is_float32_result = |pass: &Self| {
             let float32 = place.nodes.iter().zip(&place.types);
             let mut float32 =

@@ -199,7 +199,7 @@ pub(crate) fn kept_places(recorded: &Recorded<'_>) -> HashSet<(StackId, ContextI
             let outlives = |other: &BlockLifetime| block.freed > other.allocated;
             let is_first = || at.checked_sub(1).is_none_or(|before| blocks[before].0.freed <= block.allocated);
             let is_freed_with = || is_first() && allocations_before(block.freed) == allocations_before(second.freed);
-            // What grows within modules is a past, and not a result.
+            // Blocks that grow within modules are a past, and no results.
             let grows = || context.is_none() && second.requested() > block.requested();
             outlives(second)
                 && (next(index(second)).is_some_and(|(third, _)| outlives(third)) || grows() || is_freed_with())

@@ -43,7 +43,7 @@ pub(crate) fn continued(
     let start = u32::try_from(failed.seq).ok()?;
     let mut all = blocks.to_vec();
     for block in all.iter_mut().filter(|block| block.freed >= start && block.freed < NEVER) {
-        // What the error unwinds would have stayed.
+        // Blocks freed as the error unwinds would have stayed.
         (block.freed, block.freed_context) = (NEVER, ContextId::NONE);
     }
     let Some(RestEvent::Requested { earlier: first, .. }) = rest.events.first() else { return None };
@@ -191,7 +191,7 @@ impl Rest {
             [in_backward(block).then_some(block.allocated), freed]
         });
         let end = ends.flatten().max().unwrap_or(0);
-        // What belongs to the process exists already.
+        // Blocks that belong to the process exist already.
         let is_repeated = |block: &BlockLifetime| {
             let exists = block.freed >= until && belongs_to_process(block.category);
             is_in_passes(block, step) && block.allocated <= end && !exists

@@ -239,7 +239,7 @@ impl<'a> Recorded<'a> {
             start: at(block.allocated),
             end: match block.freed {
                 NEVER => u64::MAX,
-                // What an error unwinds would have stayed.
+                // Blocks freed as an error unwinds would have stayed.
                 freed if freed > self.until => u64::MAX,
                 freed => at(freed).max(after(block.allocated)),
             },
