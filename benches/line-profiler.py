@@ -9,7 +9,7 @@ import subprocess
 import frame
 import under
 
-# What tests/tests/reports/lines.rs compares with, in the same versions.
+# The peer of tests/tests/reports/lines.rs, in the same versions.
 PEER = ["pytorch_memlab==0.3.2", "pandas==2.2.3", "calmsize==0.1.3", "python-dateutil==2.9.0.post0", "pytz==2025.2", "six==1.17.0",
         "tzdata==2025.2"]
 MEMLAB = "pytorch_memlab"

@@ -17,7 +17,7 @@ SIZES = [100_000] if frame.QUICK else [100_000, 1_000_000, 10_000_000]
 LARGEST_PEER = 100_000
 SEED = "7"
 TABLE = "Opening a page and panning it; the ratio is the page's frames a second to MemoryViz.js's"
-# What the peer does to a snapshot of the same events.
+# The two pages: the peer draws a snapshot of the same events.
 NAMES = {False: "page of memtrace", True: "MemoryViz.js with the snapshot"}
 
 

@@ -82,7 +82,7 @@ class Workplace:
 
 @pytest.fixture
 def workplace(tmp_path: Path) -> Workplace:
-    # What an installer makes of pyproject.toml: the names of the distribution and its entry points.
+    # An installer makes these of pyproject.toml: the names of the distribution and its entry points.
     site = tmp_path / "site"
     info = site / "gpu_memtrace-0.1.0.dist-info"
     info.mkdir(parents=True)

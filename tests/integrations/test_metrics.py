@@ -100,7 +100,7 @@ def test_a_real_prometheus_scrapes_the_metrics(workplace: Workplace) -> None:
         until(has("memtrace_out_of_memory_errors_total", 1))
         for text in queries():
             result = query(text)
-            # What compares with 0 has no result if nothing is above.
+            # A comparison with 0 has no result if nothing is above.
             assert result or text.endswith("> 0"), text
     finally:
         prometheus.terminate()

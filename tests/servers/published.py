@@ -17,7 +17,7 @@ from typing import Any, Dict, List, Optional
 from dry_runs import ROOT, dry_run, free_port, installed
 
 DATA = ROOT / "docs" / "dev" / "dry-run" / "servers.json"
-# What an old server needs beside its own package, whose requirements have no upper bounds.
+# The packages that an old server needs beside its own, whose requirements have no upper bounds.
 HELD_BACK = {"vllm==0.8.5.post1": ["transformers==4.51.3"]}
 # The figures of a log, the patterns that find them, and how far a dry run may be off.
 FIGURES = {

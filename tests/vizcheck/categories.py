@@ -16,7 +16,7 @@ import re
 import sys
 
 OF_OBJECTS = ("parameter", "gradient", "optimizer_state")
-# What a graph saves can also be a cast that autocast keeps.
+# Memory that a graph saves can also be a cast that autocast keeps.
 ALLOWED = {"activation": {"activation", "autocast_cache"}}
 
 

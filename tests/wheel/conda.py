@@ -20,7 +20,7 @@ PLATFORM = "linux-64"
 ENVIRONMENT = Path(sys.prefix)
 PYTHON = "%d.%d" % sys.version_info[:2]
 SITE = "lib/python%s/site-packages" % PYTHON
-# What Rust needs of this environment. rattler-build passes nothing on to the script of a recipe.
+# The variables of this environment that Rust needs. rattler-build passes nothing on to the script of a recipe.
 KEPT = ("HOME", "CARGO_HOME", "RUSTUP_HOME", "CARGO_TARGET_DIR")
 
 

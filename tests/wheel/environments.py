@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MINORS = range(9, 14)
 PROGRAM = ROOT / "tests/wheel/program.py"
 MIB = 1 << 20
-# What the program of PROGRAM allocates.
+# The allocations of the program PROGRAM.
 SIZES, PEAK = [5 * MIB, 3 * MIB], 8 * MIB
 # memtrace's own failures.
 FAILED = 125

@@ -198,7 +198,7 @@ class Magics:
         source = options.statement if cell is None else f"#%%memtrace {line}\n{cell}"
         code, defined = self._compiled(source)
         names = {**shell.user_ns, **(local_ns or {})}
-        # What the cell defines is looked up when the cell has defined it.
+        # Names that the cell defines are looked up when the cell has defined them.
         functions = {name: _lookup(name, names) for name in options.functions if name.split(".")[0] not in defined}
         profiler = LineProfiler(target_gpu=options.gpu)
         profiler.name_range(self._range_name())

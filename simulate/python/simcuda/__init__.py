@@ -81,7 +81,7 @@ def attempt(function):
         print(f"memtrace: values are not simulated: {error}", file=sys.stderr)
 
 
-# What follows the import of a module. `sitecustomize` waits for the same ones.
+# Actions after the import of a module. `sitecustomize` waits for the same ones.
 AFTER_IMPORT = {
     "torch": after_torch,
     "torchvision": after_torchvision,

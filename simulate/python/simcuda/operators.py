@@ -374,7 +374,7 @@ class Coalesce(Kernel):
         if tensor._nnz() < 2 or not is_small(indices):
             return self.original(keyset, args, kwargs)
         exceptions.note_read()
-        # What PyTorch's kernel allocates: the flat indices, their order, the place of each distinct one, and the temporary of a sort.
+        # The allocations of PyTorch's kernel: the flat indices, their order, the place of each distinct one, and the temporary of a sort.
         flat, *others = [torch.empty(tensor._nnz(), dtype=torch.int64, device=elements.device) for _ in range(3)]
         torch.empty(2 * flat.numel(), dtype=torch.int64, device=elements.device)
         # One number per position, as in PyTorch's kernel.

@@ -11,7 +11,7 @@ import ctypes
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-# What a floating-point number counts as that no kernel computed: finite, and no error as a loss, a norm, a divisor or the argument
+# The value of a floating-point number that no kernel computed: finite, and no error as a loss, a norm, a divisor or the argument
 # of a logarithm.
 UNKNOWN = 1.0
 # The largest tensors whose values are computed, in elements: more than routing, anchors and tokens have, and less than what

@@ -78,7 +78,7 @@ static int give_runtime_ordered(address a) {
     return result ? result : cudaStreamSynchronize(NULL);
 }
 
-// What NVML says, looked up as Python's ctypes does.
+// The figures of NVML, looked up as Python's ctypes does.
 static void nvml(void) {
     struct { unsigned long long total, free, used; } memory = {0};
     struct { unsigned version; unsigned long long total, reserved, free, used; } detailed = {.version = 40 | 2 << 24};
@@ -121,7 +121,7 @@ int main(int argc, char **argv) {
     fill("cuMemAllocFromPoolAsync", take_from_pool, give_ordered);
     fill("cudaMalloc", take_runtime, give_runtime);
     fill("cudaMallocAsync", take_runtime_ordered, give_runtime_ordered);
-    // What a graph allocates counts when the graph takes it.
+    // The memory of a graph counts when the graph allocates it.
     address node = 0;
     if (cuStreamBeginCapture(stream, 2) || cuMemAllocAsync(&node, chunk, stream)) return 10;
     if (cuMemFreeAsync(node, stream) || cuStreamEndCapture(stream, &graph)) return 11;
@@ -129,7 +129,7 @@ int main(int argc, char **argv) {
     address all = 0;
     say("more than the device", cuMemAlloc(&all, total + 1));
     printf("the address is %llu\n", all);
-    // What a pool keeps is not freed before it must be.
+    // Memory that a pool keeps is not freed before it must be.
     if (cuMemPoolTrimTo(pool, 0)) return 12;
     state("end");
     nvml();

@@ -1,4 +1,4 @@
-// Takes a lock from frames of many kinds, for the comparison of native stacks with libgcc's: `locks all`.
+// Locks from frames of many kinds, for the comparison of native stacks with libgcc's: `locks all`.
 // `locks registered` takes it below a function whose unwinding information only libgcc has.
 #define _GNU_SOURCE
 #include <alloca.h>

@@ -55,11 +55,11 @@ CHANGE_OF_RULE = {
     "smaller-evaluation-batch": "smaller-evaluation-batch",
     "smaller-evaluation-batches": "smaller-evaluation-batch",
 }
-# What `CHANGES.optimizer` does with the optimizers of torch.optim.
+# The changes that `CHANGES.optimizer` makes to the optimizers of torch.optim.
 STEP = ("single-tensor-step", "fused-step", "optimizer-in-backward")
 ADAM = (*STEP, "eight-bit-moments")
 SGD = (*STEP, "eight-bit-moments")
-# What `CHANGES.around_forward` does.
+# The changes that `CHANGES.around_forward` makes.
 FORWARD = ("offload-activations", "autocast")
 # The rank of adapters.
 RANK = 8

@@ -27,7 +27,7 @@ assert gpu_memtrace.current()[0].allocated_bytes == 2 << 20
 if sys.argv[1:] == ["kill"]:
     os.kill(launcher, signal.SIGKILL)
     began = time.monotonic()
-    # What is on disk is all there is.
+    # Only the events on disk exist.
     assert gpu_memtrace.current()[0].allocated_bytes == 2 << 20
     assert time.monotonic() - began < 30
 print("done", flush=True)

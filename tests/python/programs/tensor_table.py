@@ -50,7 +50,7 @@ shared = [row for row in rows.values() if row.shared_with == weight.name]
 assert [(row.shape, row.used_bytes) for row in shared] == [((256, 256), 0), ((2, 256), 0)], shared
 assert any(row.dtype == "float16" and row.shape == (100,) for row in rows.values())
 assert not any(row.shape == (0,) for row in rows.values())
-# What autograd has saved has no tensor in Python. The recording knows its line.
+# Memory that autograd has saved has no tensor in Python. The recording knows its line.
 saved = [row for row in report["cuda:0"].rows if not row.is_tensor and row.name == "saved for backward"]
 assert sum(row.used_bytes for row in saved) >= 64 * 256 * 4, report
 assert all(row.allocated_at == "tensor_table.py:24" for row in saved), report
