@@ -1,5 +1,5 @@
 // Locks from frames of many kinds, for the comparison of native stacks with libgcc's: `locks all`.
-// `locks registered` takes it below a function whose unwinding information only libgcc has.
+// `locks registered` takes the lock below a function whose unwinding information only libgcc has.
 #define _GNU_SOURCE
 #include <alloca.h>
 #include <pthread.h>
