@@ -32,17 +32,34 @@ export function replace(element: Element, ...children: (Child | Child[])[]): voi
   append(element, children.flat());
 }
 
-/** A column's title, and its class: `n` for numbers, `wide` if narrow screens do not show it. */
+/** A text with code between backticks. */
+export function codeParts(text: string): Child[] {
+  return text.split('`').map((part, at) => (at % 2 === 1 ? el('code', {}, part) : part));
+}
+
+/**
+ * A column's title, and its class: `n` for numbers, `wide` if narrow screens do not show it, `below` if they show it
+ * below the other cells of its row.
+ */
 type Head = readonly [title: string, className?: string];
 
 /** A table that scrolls sideways where it is wider than its place. */
 export function scrollTable(columns: readonly Head[], rows: Child[], attributes: Attributes = {}): HTMLElement {
   const head = columns.map(([title, className]) => el('th', { class: className }, title));
-  return el(
-    'div',
-    { class: 'scroll' },
-    el('table', attributes, el('thead', {}, el('tr', {}, head)), el('tbody', {}, rows)),
+  const table = el('table', attributes, el('thead', {}, el('tr', {}, head)), el('tbody', {}, rows));
+  stackRows(
+    table,
+    columns.map(([, className]) => className ?? ''),
   );
+  return el('div', { class: 'scroll' }, table);
+}
+
+/** Prepares a table whose columns have these classes for narrow screens. */
+export function stackRows(table: HTMLElement, classes: string[]): void {
+  const of = (name: string) => (one: string) => one.split(' ').includes(name);
+  table.classList.toggle('stacked', classes.some(of('below')));
+  const beside = classes.filter(one => !of('below')(one) && !of('wide')(one));
+  table.style.setProperty('--tracks', beside.map(one => (of('n')(one) ? 'max-content' : 'auto')).join(' '));
 }
 
 /** A group of options of which one is chosen. */

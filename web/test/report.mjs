@@ -185,6 +185,90 @@ function conclusions() {
   return sentences.map(([id, text]) => ({ text, isShown: shown(id).includes(text.replaceAll(/\s+/g, ' ')) }));
 }
 
+/**
+ * Runs inside the page: the longest part of its height, in pixels, of which cards cover less than three quarters of the
+ * width.
+ */
+function emptyHeight() {
+  const main = document.querySelector('main').getBoundingClientRect();
+  const cards = [...document.querySelectorAll('main .card')].map(card => card.getBoundingClientRect());
+  let [longest, run] = [0, 0];
+  for (let y = main.top; y < Math.max(...cards.map(card => card.bottom)); y++) {
+    const covered = cards.reduce((sum, card) => sum + (card.top <= y && y < card.bottom ? card.width : 0), 0);
+    run = covered < 0.75 * main.width ? run + 1 : 0;
+    longest = Math.max(longest, run);
+  }
+  return longest;
+}
+
+/** Runs inside the page: the names of categories in the form of code that its prose has. */
+function codeNames() {
+  const styles = [...document.styleSheets].flatMap(sheet => [...sheet.cssRules]);
+  const variables = styles.flatMap(rule => [...(rule.style ?? [])]).filter(name => name.startsWith('--category-'));
+  const names = new Set(variables.map(name => name.slice('--category-'.length)).filter(name => name.includes('_')));
+  const walker = document.createTreeWalker(document.querySelector('#app'), NodeFilter.SHOW_TEXT);
+  const found = [];
+  for (let node = walker.nextNode(); node; node = walker.nextNode())
+    if (!node.parentElement.closest('code, pre, .code'))
+      found.push(...node.data.split(/\W+/).filter(word => names.has(word)));
+  return { found, names: names.size };
+}
+
+/**
+ * Runs inside the page: by category, the pixels of its color in the middle of the rows of the memory map, and the
+ * pixels that its blocks have by their sizes. `null` without a map.
+ */
+function mapScale() {
+  const canvas = document.querySelector('#allocations canvas');
+  if (canvas.hidden) return null;
+  const { device, point } = window.memtraceReport.state.now;
+  const copy = (width, height) => {
+    const made = document.createElement('canvas');
+    [made.width, made.height] = [width, height];
+    return made.getContext('2d', { willReadFrequently: true });
+  };
+  const context = copy(canvas.width, canvas.height);
+  context.drawImage(canvas, 0, 0);
+  const ratio = canvas.width / canvas.clientWidth;
+  const [row, gap] = [18, 5];
+  const rows = Math.round(canvas.clientHeight / (row + gap));
+  const style = getComputedStyle(document.documentElement);
+  const rgb = name => {
+    const probe = copy(1, 1);
+    probe.fillStyle = style.getPropertyValue(`--category-${name}`).trim();
+    probe.fillRect(0, 0, 1, 1);
+    return probe.getImageData(0, 0, 1, 1).data.slice(0, 3).join();
+  };
+  const colors = new Map();
+  for (let at = 0; at < rows; at++) {
+    const y = Math.floor((at * (row + gap) + row / 2) * ratio);
+    const { data } = context.getImageData(0, y, canvas.width, 1);
+    for (let x = 0; x < data.length; x += 4) {
+      const key = data.slice(x, x + 3).join();
+      if (data[x + 3] === 255) colors.set(key, (colors.get(key) ?? 0) + 1 / ratio);
+    }
+  }
+  // The page names the bytes of a row; the widest row is as wide as the canvas without labels and margin.
+  const text = document.querySelector('#allocations div:not([hidden]) > .note').textContent;
+  const [, figure, unit] = text.match(/each full row is ([\d.]+) (\w+)\./);
+  const rowBytes = Number(figure) * 1024 ** ['B', 'KiB', 'MiB', 'GiB', 'TiB'].indexOf(unit);
+  const perByte = (canvas.clientWidth - 66) / rowBytes;
+  const { process } = device;
+  const expected = new Map();
+  for (const block of device.live(point)) {
+    const { name } = process.categories[process.category(device.site[block])];
+    const sum = expected.get(name) ?? { pixels: 0, blocks: 0 };
+    expected.set(name, { pixels: sum.pixels + device.size[block] * perByte, blocks: sum.blocks + 1 });
+  }
+  return [...expected].map(([name, { pixels, blocks }]) => ({
+    name,
+    blocks,
+    rows,
+    expected: pixels,
+    found: colors.get(rgb(name)) ?? 0,
+  }));
+}
+
 const { page, open, note, check, equal, picture, drawn, everywhere, end } = await harness({
   file,
   executable: opt.chromium,
@@ -416,6 +500,15 @@ async function drive() {
     return data.reduce((sum, value, i) => sum + (i % 4 === 3 && value > 0 ? 1 : 0), 0);
   });
   check('memory map', map > 0, 'nothing is drawn');
+  for (const one of (await page.evaluate(mapScale)) ?? []) {
+    // Each block may lose its last pixel, the borders of its segment, and one pixel at each end of a row.
+    const margin = 4 * one.blocks + 2 * one.rows;
+    check(
+      `memory map: scale of ${one.name}`,
+      Math.abs(one.found - one.expected) <= Math.max(margin, 0.02 * one.expected),
+      `${one.found} pixels instead of ${one.expected.toFixed(1)}, by ${one.blocks} blocks`,
+    );
+  }
   await picture('map');
   await page.getByRole('tab', { name: 'Table' }).click();
   // Other devices.
@@ -425,7 +518,30 @@ async function drive() {
     await drawn();
     equal('columns of another device that lack their highest point', (await page.evaluate(wrongColumns)).wrong, 0);
   }
+  const names = await page.evaluate(codeNames);
+  check('names of categories', names.names > 5, `${names.names} in the style sheet`);
+  equal('names of categories in the form of code', names.found, []);
+  const empty = await page.evaluate(emptyHeight);
+  check('empty beside cards', empty <= 400, `${empty} pixels`);
   await everywhere();
   await page.emulateMedia({ media: 'screen' });
+  await page.setViewportSize({ width: 390, height: 800 });
+  await drawn();
+  // A phone shows where each block was allocated, below the other cells of its row.
+  for (const [id, cell] of [
+    ['largest', 'td.below'],
+    ['allocations', 'td.below[data-title="Allocated at"]'],
+  ]) {
+    const rows = await page.locator(`#${id} tbody tr`).count();
+    const places = page.locator(`#${id} tbody ${cell}`);
+    equal(`places of ${id} on a phone`, await places.count(), rows);
+    if (rows > 0) {
+      const [box, table] = [await places.first().boundingBox(), await page.locator(`#${id} .scroll`).boundingBox()];
+      const isBeside = Math.abs(box.width - table.width) > 2;
+      check(`place in ${id} on a phone`, box.height > 10 && !isBeside, JSON.stringify({ box, table }));
+      const text = (await places.first().textContent()).trim();
+      check(`text of a place in ${id} on a phone`, text !== '', 'nothing is shown');
+    }
+  }
   await page.setViewportSize({ width: 1400, height: 900 });
 }

@@ -640,7 +640,7 @@ async function sizes(page, { check, equal, drawn }) {
   equal('tables that paper cuts', scrolled, []);
   const broken = await page.evaluate(() => {
     const words = [];
-    for (const cell of document.querySelectorAll('.scroll th, .scroll td.n')) {
+    for (const cell of document.querySelectorAll('.scroll th, .scroll td.n, .scroll td .labeled')) {
       const text = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
       while (text.nextNode()) {
         for (const word of text.currentNode.data.matchAll(/[^\s-]+/g)) {
@@ -657,7 +657,9 @@ async function sizes(page, { check, equal, drawn }) {
   await page.emulateMedia({ media: 'screen' });
   await page.setViewportSize(size);
   await drawn();
-  // Tab visits everything that can be operated, and each has a name.
+  // Tab visits everything that can be operated, and each has a name. It scrolls: a pointer over the timeline would move.
+  await page.mouse.move(1, 1);
+  await drawn();
   const operated = await page.evaluate(() => {
     const visible = one => one.checkVisibility() && one.getClientRects().length > 0 && !one.disabled;
     const all = [...document.querySelectorAll('button, select, input, summary, a[href], canvas[tabindex]')].filter(

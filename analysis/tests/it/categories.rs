@@ -32,13 +32,17 @@ fn pages_have_the_colors() {
 }
 
 #[test]
-fn pages_have_the_order() {
+fn pages_have_the_order_and_the_names() {
     let names: String = Category::STACKED.iter().map(|one| format!("  '{}',\n", one.name())).collect();
+    let texts: String =
+        Category::STACKED.iter().map(|one| format!("  {}: '{}',\n", one.name(), one.plural())).collect();
     let text = format!(
         "/** All categories, from the bottom of charts to the top. Generated: see \
          analysis/tests/it/categories.rs. */\n\n\
          import type {{ Category }} from './schema';\n\n\
-         export const CATEGORIES: readonly Category[] = [\n{names}];\n"
+         export const CATEGORIES: readonly Category[] = [\n{names}];\n\n\
+         /** The names of categories in reports. */\n\
+         export const CATEGORY_TEXTS: Readonly<Record<Category, string>> = {{\n{texts}}};\n"
     );
     crate::golden::assert_matches("../../../web/src/data/categories.ts", &text);
 }

@@ -63,7 +63,7 @@ function facts(summary: Summary, page: PageInfo): string[] {
       : `${new Date(run.started_ns / 1e6).toISOString().slice(0, 16).replace('T', ' ')} UTC`,
     hosts.length === 1 ? (hosts[0] ?? '') : '',
     run.duration_ns === undefined ? '' : format.duration(run.duration_ns / 1000),
-    `${format.count(run.events)} events`,
+    run.events === 0 ? '' : `${format.count(run.events)} events`,
     page.only ? `only ${page.only}` : '',
     page.processes_left_out > 0
       ? `${format.number(page.processes_left_out, 'process')} not shown: memtrace export --to html --rank`
@@ -89,14 +89,11 @@ const PARTS: Part[] = [
   ['ranks', 'Ranks'],
 ];
 
-/** Two columns of cards, or one if the other is empty. */
-function columns(left: (HTMLElement | null)[], right: (HTMLElement | null)[]): HTMLElement[] {
-  const [wide, narrow] = [left, right].map(cards => cards.filter(card => card !== null)) as [
-    HTMLElement[],
-    HTMLElement[],
-  ];
-  if (wide.length === 0 || narrow.length === 0) return [el('div', { class: 'column w12' }, ...wide, ...narrow)];
-  return [el('div', { class: 'column w7' }, wide), el('div', { class: 'column w5' }, narrow)];
+/** Cards in two columns of about the same height. */
+function balanced(cards: (HTMLElement | null)[]): HTMLElement | null {
+  const found = cards.filter(card => card !== null);
+  if (found.length === 0) return null;
+  return el('div', { class: found.length > 1 ? 'balanced w12' : 'column w12' }, found);
 }
 
 /** Shows the report whose data the page has in its elements; `data` is the summary. */
@@ -187,6 +184,7 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
         )
       : null;
   let shown: Entry | null = null;
+  const isSnapshot = summary.run.command.length === 0 && summary.run.started_ns === undefined;
   const show = () => {
     const entry = entryOf(state.now.device);
     if (entry === shown) return;
@@ -199,31 +197,27 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
       explain.modules(entry.summary),
     ];
     const failed = explainedOom(entry.summary) !== undefined;
-    replace(top, server(entry.summary), explain.figures(entry.summary), ...(failed ? wayOut : []));
+    replace(top, server(entry.summary), explain.figures(entry.summary, isSnapshot), ...(failed ? wayOut : []));
     const [issues, suggestions, modules] = failed ? [null, null, null] : wayOut;
     replace(
       rest,
       issues ?? null,
-      ...columns(
-        [
-          suggestions ?? null,
-          explain.largest(entry.summary, entry.device, state),
-          remarks(entry.process, entry.summary),
-          reserved(entry.summary),
-        ],
-        [
-          // A server has stages instead.
-          serverOnly(entry.summary) ? null : explain.oneStep(entry.summary, entry.device, state),
-          modules ?? null,
-          customCategories(entry.summary, text => {
-            state.set({ search: text });
-            document.getElementById('allocations')?.scrollIntoView({ behavior: 'smooth' });
-          }),
-          compileContexts(entry.summary),
-          holders(entry.summary),
-          pools(entry.summary),
-        ],
-      ),
+      explain.largest(entry.summary, entry.device, state),
+      balanced([
+        suggestions ?? null,
+        // A server has stages instead.
+        serverOnly(entry.summary) ? null : explain.oneStep(entry.summary, entry.device, state),
+        modules ?? null,
+        remarks(entry.process, entry.summary),
+        reserved(entry.summary),
+        customCategories(entry.summary, text => {
+          state.set({ search: text });
+          document.getElementById('allocations')?.scrollIntoView({ behavior: 'smooth' });
+        }),
+        compileContexts(entry.summary),
+        holders(entry.summary),
+        pools(entry.summary),
+      ]),
       deviceMemory(entry.summary),
       graphs.cudaGraphs(entry.summary),
       tables.namedRanges(entry.summary, entry.device, name => {

@@ -309,14 +309,14 @@ export class Allocations {
         cell: row => swatch(`category-${category(row)?.name ?? 'unknown'}`, process.categoryText(site(row))),
       },
       ...(process.customCategories.length > 0 ? [{ title: 'Custom category', key: custom, cell: custom }] : []),
-      { title: 'Tensor', key: row => row.names, cell: row => row.names },
+      { title: 'Tensor', below: true, key: row => row.names, cell: row => row.names },
       { title: 'Module', wide: true, key: module, cell: module },
-      { title: 'Allocated at', key: location, cell: row => this.stack(row, location(row)) },
+      { title: 'Allocated at', below: true, key: location, cell: row => this.stack(row, location(row)) },
       {
         title: 'Phase',
         wide: true,
         key: row => process.phases[process.phase(site(row))] ?? '',
-        cell: row => process.phases[process.phase(site(row))] ?? '',
+        cell: row => el('span', { class: 'labeled' }, process.phases[process.phase(site(row))] ?? ''),
       },
     );
     if (!this.grouped) {

@@ -3,9 +3,10 @@
  * timelines.
  */
 
+import { CATEGORY_TEXTS } from '../data/categories';
 import type { Change } from '../data/diff';
 import type { Device } from '../data/model';
-import type { DevicePair, FrameSummary, LineChange, StackChange } from '../data/schema';
+import type { Category, DevicePair, FrameSummary, LineChange, StackChange } from '../data/schema';
 import { NO_CUSTOM_CATEGORY } from '../data/series';
 import { checkbox, el, replace } from '../dom';
 import * as format from '../format';
@@ -191,11 +192,7 @@ function bar(share: number): HTMLElement {
 }
 
 function divisionsOf(pair: DevicePair, devices: Devices): Division[] {
-  const categories = devices?.[1].process.categories ?? [];
-  const plural = (name: string | undefined) =>
-    name === undefined
-      ? WITHOUT_EVENT
-      : (categories.find(one => one.name === name)?.plural ?? name.replaceAll('_', ' '));
+  const plural = (name: Category | undefined) => (name === undefined ? WITHOUT_EVENT : CATEGORY_TEXTS[name]);
   const of = (belongs: Belongs | undefined) => (devices && belongs ? { belongs } : {});
   return [
     {

@@ -1,6 +1,7 @@
 /** What the run means: verdict, figures, issues, suggestions, one step, largest allocations. From summary.json. */
 
 import { stepRanges } from '../data/axis';
+import { CATEGORY_TEXTS } from '../data/categories';
 import type { Device } from '../data/model';
 import type {
   DeviceSummary,
@@ -16,7 +17,7 @@ import type {
 } from '../data/schema';
 import type { State } from '../data/state';
 import { explainedOom, serverOnly, whenText } from '../data/summary';
-import { el, scrollTable } from '../dom';
+import { codeParts, el, scrollTable } from '../dom';
 import * as format from '../format';
 import { holderText } from './details/in_use';
 import { bytes } from './figures';
@@ -61,24 +62,34 @@ export function losses(summary: Summary, name?: string): { element: HTMLElement;
 }
 
 /** One figure. */
-export function card(title: string, figure: string, more: string): HTMLElement {
-  return el('section', { class: 'card w3 figure' }, el('h2', {}, title), el('b', {}, figure), el('span', {}, more));
+export function card(title: string, figure: string, more: string, size = 'w3'): HTMLElement {
+  return el(
+    'section',
+    { class: `card ${size} figure` },
+    el('h2', {}, title),
+    el('b', {}, figure),
+    el('span', {}, more),
+  );
 }
 
-/** Four figures of a device. */
-export function figures(device: DeviceSummary): HTMLElement[] {
+/** Up to four figures of a device. */
+export function figures(device: DeviceSummary, isSnapshot: boolean): HTMLElement[] {
   const oom = explainedOom(device);
   const state = oom?.in_use ?? device.peak;
   if (!state) return [];
   const unallocated = state.totals.reserved_bytes - state.totals.allocated_bytes;
   const at = oom ? 'at the error' : 'at the peak';
   const outside = device.outside_pytorch;
-  const cards = [
-    card(
-      oom ? 'Allocated at the error' : 'Peak allocated',
-      format.size(state.totals.allocated_bytes),
-      serverOnly(device) ? '' : whenText(state),
-    ),
+  const allocated = card(
+    oom ? 'Allocated at the error' : 'Peak allocated',
+    format.size(state.totals.allocated_bytes),
+    serverOnly(device) || state.phase === 'other' ? '' : whenText(state),
+    device.device < 0 ? 'w12' : 'w3',
+  );
+  // CPU tensors have no allocator that reserves, no device of their own, and nothing beside PyTorch.
+  if (device.device < 0) return [allocated];
+  return [
+    allocated,
     card(`Reserved ${at}`, format.size(state.totals.reserved_bytes), `${format.size(unallocated)} unallocated`),
     oom
       ? card(
@@ -86,19 +97,22 @@ export function figures(device: DeviceSummary): HTMLElement[] {
           oom.device_free_bytes === undefined ? 'unknown' : format.size(oom.device_free_bytes),
           `${format.size(oom.requested_bytes)} requested`,
         )
-      : card(
-          'Outside PyTorch',
-          format.size(outside?.bytes ?? 0),
-          outside?.owners
-            .slice(0, 2)
-            .map(one => `${one.owner} ${format.size(one.bytes)}`)
-            .join(', ') ?? 'no library allocated from CUDA itself',
-        ),
+      : isSnapshot
+        ? card('Outside PyTorch', 'unknown', 'not in a snapshot')
+        : card(
+            'Outside PyTorch',
+            format.size(outside?.bytes ?? 0),
+            outside?.owners
+              .slice(0, 2)
+              .map(one => `${one.owner} ${format.size(one.bytes)}`)
+              .join(', ') ?? 'no library allocated from CUDA itself',
+          ),
     card(
       'Capacity',
       device.total_bytes === undefined ? 'unknown' : format.size(device.total_bytes),
       [
         device.name,
+        device.total_bytes === undefined && isSnapshot ? 'not in a snapshot' : '',
         !device.in_use_before_bytes
           ? ''
           : `${format.size(device.in_use_before_bytes)} in use before the program started`,
@@ -107,7 +121,6 @@ export function figures(device: DeviceSummary): HTMLElement[] {
         .join('; '),
     ),
   ];
-  return cards;
 }
 
 /** A location that shows its source line. */
@@ -131,7 +144,7 @@ function issue(one: IssueSummary, device: Device | undefined, field: string): HT
       'dl',
       {},
       one.stack ? [el('dt', {}, 'Location'), el('dd', {}, location(one.stack, device))] : [],
-      one.evidence.flatMap(text => [el('dt', {}, 'Evidence'), el('dd', {}, text)]),
+      one.evidence.flatMap(text => [el('dt', {}, 'Evidence'), el('dd', {}, codeParts(text))]),
       (one.held_by ?? []).flatMap((held, at) => [
         el('dt', {}, 'Held by'),
         el(
@@ -143,7 +156,7 @@ function issue(one: IssueSummary, device: Device | undefined, field: string): HT
         ),
       ]),
       el('dt', {}, 'Fix'),
-      el('dd', {}, one.fix),
+      el('dd', {}, codeParts(one.fix)),
       one.saves_bytes === undefined
         ? []
         : [el('dt', {}, 'Lowers the peak by'), el('dd', {}, bytes(`${field}.saves_bytes`, one.saves_bytes))],
@@ -231,18 +244,17 @@ export function largest(device: DeviceSummary, model: Device | undefined, state:
   const oom: OomSummary | undefined = explainedOom(device);
   const memory = oom?.in_use ?? device.peak;
   if (!memory) return null;
-  const plural = (name: string) => model?.process.categories.find(one => one.name === name)?.plural ?? name;
   const total = memory.totals.allocated_bytes;
   const bar = el('div', { class: 'bar', role: 'img', 'aria-label': 'Share of each category' });
   for (const one of memory.by_category) {
-    const part = el('i', { title: `${plural(one.category)} ${format.size(one.bytes)}` });
+    const part = el('i', { title: `${CATEGORY_TEXTS[one.category]} ${format.size(one.bytes)}` });
     part.style.background = `var(--category-${one.category})`;
     part.style.flexGrow = String(one.bytes);
     bar.append(part);
   }
   return el(
     'section',
-    { class: 'card w7', id: 'largest' },
+    { class: 'card w12', id: 'largest' },
     el('h2', {}, oom ? 'In use at the error' : 'In use at the peak'),
     bar,
     el(
@@ -255,15 +267,15 @@ export function largest(device: DeviceSummary, model: Device | undefined, state:
             type: 'button',
             'data-category': one.category,
             'data-bytes': one.bytes,
-            onclick: () => show(state, memory.seq, plural(one.category)),
+            onclick: () => show(state, memory.seq, CATEGORY_TEXTS[one.category]),
           },
-          swatch(`category-${one.category}`, plural(one.category)),
+          swatch(`category-${one.category}`, CATEGORY_TEXTS[one.category]),
           el('b', {}, `${format.size(one.bytes)} (${format.share(one.bytes, total)})`),
         ),
       ),
     ),
     scrollTable(
-      [['Size', 'n'], ['Share', 'n'], ['Largest allocations'], ['Allocated at', 'wide']],
+      [['Size', 'n'], ['Share', 'n'], ['Largest allocations'], ['Allocated at', 'below']],
       memory.largest_allocations.slice(0, 10).map(one => {
         const name = one.tensor_name_pattern ?? one.tensor_name;
         const shape = one.tensor_name_pattern ? one.common_tensor_shape : one.tensor_shape;
@@ -277,13 +289,13 @@ export function largest(device: DeviceSummary, model: Device | undefined, state:
             {},
             swatch(
               `category-${one.category}`,
-              `${plural(one.category)}${one.memory_pool ? ` ${one.memory_pool}` : ''}` +
+              `${CATEGORY_TEXTS[one.category]}${one.memory_pool ? ` ${one.memory_pool}` : ''}` +
                 `${one.blocks === 1 ? '' : ` in ${format.count(one.blocks)} blocks`}` +
                 `${one.custom_category ? ` [${one.custom_category}]` : ''}`,
             ),
             name ? el('div', {}, `${name}${shape ? `  ${shape}` : ''}`) : null,
           ),
-          el('td', { class: 'wide' }, location(one.stack, model)),
+          el('td', { class: 'below' }, location(one.stack, model)),
         );
       }),
     ),
@@ -370,7 +382,7 @@ export function oneStep(device: DeviceSummary, model: Device, state: State): HTM
       [levels.start_bytes, levels.peak_bytes, levels.end_bytes].map(bytes =>
         el('td', { class: 'n' }, format.size(bytes)),
       ),
-      el('td', { class: 'wide' }, [changesText(text), turns].filter(one => one !== '').join('. ')),
+      el('td', { class: 'below' }, [changesText(text), turns].filter(one => one !== '').join('. ')),
     );
   };
   const rows = step.joined_phases.flatMap(part => {
@@ -400,7 +412,7 @@ export function oneStep(device: DeviceSummary, model: Device, state: State): HTM
         ? `Step ${step.step} of 0 to ${format.count(device.steps - 1)}`
         : `Step ${step.step}`,
     ),
-    scrollTable([['Phase'], ['Start', 'n'], ['Peak', 'n'], ['End', 'n'], ['What changed', 'wide']], rows),
+    scrollTable([['Phase'], ['Start', 'n'], ['Peak', 'n'], ['End', 'n'], ['What changed', 'below']], rows),
     rare.length > 0 ? el('p', { class: 'note' }, `Only in some steps: ${rare.map(rareText).join(', ')}.`) : null,
   );
 }

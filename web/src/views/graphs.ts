@@ -26,7 +26,7 @@ function graphRow(graph: CudaGraphSummary, at: number): HTMLElement {
     el('td', { class: 'n wide' }, bytes(`${field}.instantiated_bytes`, graph.instantiated_bytes)),
     el('td', { class: 'n wide' }, graph.nodes > 0 ? format.count(graph.nodes) : ''),
     el('td', {}, graph.pool ?? ''),
-    el('td', { class: 'wide' }, el('code', {}, graph.location), place),
+    el('td', { class: 'below' }, el('code', {}, graph.location), place),
   );
 }
 
@@ -67,7 +67,7 @@ export function cudaGraphs(device: DeviceSummary): HTMLElement | null {
               ['Instantiated', 'n wide'],
               ['Nodes', 'n wide'],
               ['Pool'],
-              ['Captured at', 'wide'],
+              ['Captured at', 'below'],
             ],
             graphs.map(graphRow),
           ),

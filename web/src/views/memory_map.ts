@@ -1,4 +1,7 @@
-/** The memory map: the segments of PyTorch's caching allocator, and the blocks in them. */
+/**
+ * The memory map: the segments of PyTorch's caching allocator, and the blocks in them. One segment follows the other, as
+ * the words of a text do, and all rows have the same scale.
+ */
 
 import type { Device } from '../data/model';
 import { type SegmentAt, segmentsAt } from '../data/segments';
@@ -8,25 +11,33 @@ import { color, onThemeChange } from '../theme';
 
 const ROW = 18;
 const GAP = 5;
-const LABEL = 150;
-/** The number of segments drawn at first. */
-const SHOWN = 60;
+const LABEL = 64;
+/** The rows of the map are at most twice as many. */
+const MIN_ROWS = 24;
+/** The smallest segment of PyTorch's allocator, which fills a row of its own at most. */
+const MIN_ROW_BYTES = 2 * 2 ** 20;
+/** Segments and blocks that are narrower have no border, so that their colors are seen. */
+const BORDERED = 4;
+
+/** A segment, and where it begins in the map, in bytes. */
+interface Placed extends SegmentAt {
+  from: number;
+}
 
 export class MemoryMap {
   readonly element: HTMLElement;
   private canvas = el('canvas', { role: 'img', 'aria-label': 'Memory map: segments and the blocks in them' });
   private readout = el('div', { class: 'readout', role: 'status' });
   private about = el('p', { class: 'note' });
-  private more = el('button', { type: 'button', onclick: () => this.showAll() }, 'Show all segments');
-  private segments: SegmentAt[] = [];
+  private segments: Placed[] = [];
+  private reserved = 0;
   private device: Device | null = null;
-  private shown = SHOWN;
 
   constructor(
     private colorOf: (category: string) => string,
     private describe: (block: number) => string,
   ) {
-    this.element = el('div', {}, this.about, this.canvas, this.readout, this.more);
+    this.element = el('div', {}, this.about, this.canvas, this.readout);
     this.canvas.addEventListener('pointermove', event => this.hover(event));
     this.canvas.addEventListener('pointerdown', event => this.hover(event));
     onThemeChange(() => this.draw());
@@ -35,7 +46,6 @@ export class MemoryMap {
 
   set(device: Device, seq: number, blocks: number[]): void {
     this.device = device;
-    this.shown = SHOWN;
     const { info } = device;
     if (device.segments.seq.length === 0 || info.segments_left_out > 0) {
       this.segments = [];
@@ -45,93 +55,125 @@ export class MemoryMap {
           ? 'This run has too many segment events for a memory map in a page.'
           : 'The recording has no segments: its events are not those of PyTorch\u2019s caching allocator.',
       );
-      this.canvas.hidden = this.more.hidden = true;
+      this.canvas.hidden = true;
       replace(this.readout);
       return;
     }
     this.canvas.hidden = false;
-    this.segments = segmentsAt(device, seq, blocks);
     const free = (segment: SegmentAt) => segment.size - segment.used;
-    this.segments.sort((a, b) => free(b) - free(a) || a.address - b.address);
+    const found = segmentsAt(device, seq, blocks).sort((a, b) => free(b) - free(a) || a.address - b.address);
+    this.reserved = 0;
+    this.segments = found.map(segment => {
+      const from = this.reserved;
+      this.reserved += segment.size;
+      return { ...segment, from };
+    });
     const sum = (value: (segment: SegmentAt) => number) =>
       this.segments.reduce((all, segment) => all + value(segment), 0);
     const held = this.segments.filter(segment => segment.used > 0 && free(segment) > 0);
     const empty = this.segments.filter(segment => segment.used === 0);
     replace(
       this.about,
-      `${format.number(this.segments.length, 'segment')}, ${format.size(sum(one => one.size))} reserved, ` +
+      `${format.number(this.segments.length, 'segment')}, ${format.size(this.reserved)} reserved, ` +
         `${format.size(sum(free))} unallocated. `,
       info.rest
         ? 'Blocks that the page does not list are drawn as unallocated. '
         : `${format.size(empty.reduce((all, one) => all + one.size, 0))} can be released: segments without a block. ` +
             `Live blocks keep ${format.size(held.reduce((all, one) => all + free(one), 0))} in ` +
             `${format.number(held.length, 'segment')} from being released. `,
-      'Most unallocated first; a wider bar is a larger segment.',
+      `To scale: each full row is ${format.size(this.rowBytes())}. Segments with the most unallocated memory come first.`,
     );
     this.draw();
   }
 
-  private showAll(): void {
-    this.shown = this.segments.length;
-    this.draw();
+  /** The bytes of a full row: a power of two, so that the rows are few and the labels are round. */
+  private rowBytes(): number {
+    return Math.max(MIN_ROW_BYTES, 2 ** Math.floor(Math.log2(Math.max(1, this.reserved) / MIN_ROWS)));
   }
 
-  private width(segment: SegmentAt): number {
-    const largest = this.segments.reduce((most, one) => Math.max(most, one.size), 1);
-    // The square root lets small segments be seen beside large ones.
-    return Math.max(6, (this.canvas.clientWidth - this.label() - 4) * Math.sqrt(segment.size / largest));
+  private rows(): number {
+    return Math.max(1, Math.ceil(this.reserved / this.rowBytes()));
   }
 
-  private label(): number {
-    return this.canvas.clientWidth < 500 ? 84 : LABEL;
+  /** The width of a full row in pixels. */
+  private width(): number {
+    return Math.max(1, this.canvas.clientWidth - LABEL - 2);
   }
 
   private draw(): void {
     const { device, canvas } = this;
     if (!device || canvas.hidden || canvas.clientWidth === 0) return;
-    const rows = Math.min(this.shown, this.segments.length);
-    // Chromium draws no canvas higher than 32,767 pixels.
-    const height = Math.min(16_000, Math.max(1, rows) * (ROW + GAP));
-    const ratio = height > 8000 ? 1 : Math.min(2, devicePixelRatio || 1);
+    const rows = this.rows();
+    const height = rows * (ROW + GAP);
+    const ratio = Math.min(2, devicePixelRatio || 1);
     canvas.style.height = `${height}px`;
     [canvas.width, canvas.height] = [Math.round(canvas.clientWidth * ratio), Math.round(height * ratio)];
     const context = canvas.getContext('2d') as CanvasRenderingContext2D;
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.font = '12px system-ui, sans-serif';
-    this.more.hidden = rows >= this.segments.length;
+    context.textAlign = 'right';
+    context.fillStyle = color('mute');
+    for (let row = 0; row < rows; row++)
+      context.fillText(format.size(row * this.rowBytes()), LABEL - 8, row * (ROW + GAP) + 13);
     const { process } = device;
-    this.segments.slice(0, rows).forEach((segment, row) => {
-      const y = row * (ROW + GAP);
-      const wide = this.width(segment);
-      context.fillStyle = color('mute');
-      context.textAlign = 'right';
-      const text =
-        this.label() < LABEL
-          ? format.size(segment.size)
-          : `${format.size(segment.used)} of ${format.size(segment.size)}`;
-      context.fillText(text, this.label() - 8, y + 13);
+    for (const segment of this.segments) {
       context.fillStyle = color('free');
-      context.fillRect(this.label(), y, wide, ROW);
+      for (const [x, y, wide] of this.pieces(segment.from, segment.size)) context.fillRect(x, y, wide, ROW);
       for (const block of segment.blocks) {
-        const from = ((device.address[block] as number) - segment.address) / segment.size;
-        const part = (device.size[block] as number) / segment.size;
         context.fillStyle = color(
           this.colorOf(process.categories[process.category(device.site[block] as number)]?.name ?? 'unknown'),
         );
-        const x = this.label() + wide * from;
-        context.fillRect(x, y, Math.max(1, wide * part - (wide * part > 3 ? 1 : 0)), ROW);
+        const from = segment.from + (device.address[block] as number) - segment.address;
+        for (const [x, y, wide] of this.pieces(from, device.size[block] as number))
+          context.fillRect(x, y, wide - (wide > BORDERED ? 1 : 0), ROW);
       }
-      context.strokeStyle = color('mute');
-      context.strokeRect(this.label() + 0.5, y + 0.5, wide - 1, ROW - 1);
+      this.border(context, this.pieces(segment.from, segment.size));
+    }
+  }
+
+  /** A border around a segment. It is open where the segment goes on in another row. */
+  private border(context: CanvasRenderingContext2D, pieces: [number, number, number][]): void {
+    context.strokeStyle = color('mute');
+    context.beginPath();
+    pieces.forEach(([x, y, wide], at) => {
+      if (wide < BORDERED) return;
+      for (const edge of [y + 0.5, y + ROW - 0.5]) {
+        context.moveTo(x, edge);
+        context.lineTo(x + wide, edge);
+      }
+      const sides = [...(at === 0 ? [x + 0.5] : []), ...(at === pieces.length - 1 ? [x + wide - 0.5] : [])];
+      for (const side of sides) {
+        context.moveTo(side, y);
+        context.lineTo(side, y + ROW);
+      }
     });
+    context.stroke();
+  }
+
+  /** The rectangles of bytes that begin at a place of the map: one in each row. */
+  private pieces(from: number, size: number): [x: number, y: number, width: number][] {
+    const found: [number, number, number][] = [];
+    const [perRow, end] = [this.rowBytes(), from + size];
+    const scale = this.width() / perRow;
+    for (let at = from; at < end; ) {
+      const row = Math.floor(at / perRow);
+      const to = Math.min(end, (row + 1) * perRow);
+      found.push([LABEL + (at - row * perRow) * scale, row * (ROW + GAP), (to - at) * scale]);
+      at = to;
+    }
+    return found;
   }
 
   private hover(event: PointerEvent): void {
     const { device } = this;
     const bounds = this.canvas.getBoundingClientRect();
-    const segment = this.segments[Math.floor((event.clientY - bounds.top) / (ROW + GAP))];
+    const row = Math.floor((event.clientY - bounds.top) / (ROW + GAP));
+    const share = (event.clientX - bounds.left - LABEL) / this.width();
+    if (share < 0 || share >= 1) return;
+    const place = (row + share) * this.rowBytes();
+    const segment = this.segments.find(one => one.from <= place && place < one.from + one.size);
     if (!device || !segment) return;
-    const at = segment.address + ((event.clientX - bounds.left - this.label()) / this.width(segment)) * segment.size;
+    const at = segment.address + place - segment.from;
     const block = segment.blocks.find(one => {
       const address = device.address[one] as number;
       return address <= at && at < address + (device.size[one] as number);

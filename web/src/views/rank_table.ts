@@ -4,7 +4,8 @@
  * field by it.
  */
 
-import type { HelperSummary, RankSummary } from '../data/schema';
+import { CATEGORY_TEXTS } from '../data/categories';
+import type { Category, HelperSummary, RankSummary } from '../data/schema';
 import type { RankTable } from '../data/summary';
 import { el, scrollTable } from '../dom';
 import * as format from '../format';
@@ -84,8 +85,8 @@ export function rankRows(table: RankTable, path: string): HTMLElement {
   );
 }
 
-function categoryName(category: string | undefined): string {
-  return category ?? WITHOUT_EVENT;
+function categoryName(category: Category | undefined): string {
+  return category === undefined ? WITHOUT_EVENT : CATEGORY_TEXTS[category];
 }
 
 /** What the imbalance costs, and what the worst rank has more than the median. */

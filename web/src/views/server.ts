@@ -11,7 +11,7 @@ import type {
   ServingPart,
   ServingStage,
 } from '../data/schema';
-import { el, scrollTable } from '../dom';
+import { codeParts, el, scrollTable } from '../dom';
 import * as format from '../format';
 import { bytes, joined, type Part } from './figures';
 
@@ -55,7 +55,7 @@ export function server(device: DeviceSummary): HTMLElement | null {
       `${found.engine} ${found.when}, at the peak of `,
       bytes('server.allocated_bytes', found.allocated_bytes),
     ),
-    parts(found),
+    el('div', { class: 'side' }, parts(found), stages(found)),
     el(
       'dl',
       {},
@@ -63,7 +63,6 @@ export function server(device: DeviceSummary): HTMLElement | null {
     ),
     advice(found),
     device.colocation ? colocation(device.colocation) : null,
-    stages(found),
   );
 }
 
@@ -79,7 +78,7 @@ function colocation(found: ColocationSummary): HTMLElement {
       figure(at, 'bytes'),
       figure(at, 'engine_bytes'),
       figure(at, 'trainer_bytes'),
-      el('td', { class: 'wide' }, one.parts_text),
+      el('td', { class: 'below' }, one.parts_text),
     ),
   );
   const trainer = found.trainer ?? 'Trainer';
@@ -88,7 +87,7 @@ function colocation(found: ColocationSummary): HTMLElement {
     {},
     el('h3', {}, 'Rollout and training'),
     scrollTable(
-      [['Activity'], ['On the GPU', 'n'], [found.engine, 'n'], [trainer, 'n'], ['Most of it', 'wide']],
+      [['Activity'], ['On the GPU', 'n'], [found.engine, 'n'], [trainer, 'n'], ['Most of it', 'below']],
       rows,
       {
         'aria-label': `Rollout and training of ${found.engine}`,
@@ -97,7 +96,7 @@ function colocation(found: ColocationSummary): HTMLElement {
     el(
       'ul',
       {},
-      found.advice.map(text => el('li', {}, text)),
+      found.advice.map(text => el('li', {}, codeParts(text))),
     ),
   );
 }
@@ -151,7 +150,7 @@ function advice(found: ServerSummary): HTMLElement | null {
     el(
       'ul',
       {},
-      found.advice.map(text => el('li', {}, text)),
+      found.advice.map(text => el('li', {}, codeParts(text))),
     ),
   );
 }

@@ -1,6 +1,6 @@
 /** A sortable table that shows its first rows; more on request. */
 
-import { el, replace } from '../dom';
+import { el, replace, stackRows } from '../dom';
 import * as format from '../format';
 
 export interface Column<Row> {
@@ -11,12 +11,15 @@ export interface Column<Row> {
   numeric?: boolean;
   /** Not shown on narrow screens. */
   wide?: boolean;
+  /** Below the other cells of its row on narrow screens. */
+  below?: boolean;
 }
 
 const PAGE = 100;
 
 export class SortableTable<Row> {
   readonly element: HTMLElement;
+  private table: HTMLElement;
   private head = el('tr', {});
   private body = el('tbody', {});
   private more = el('button', { type: 'button', onclick: () => this.show(this.shown + 10 * this.page) });
@@ -31,8 +34,8 @@ export class SortableTable<Row> {
     /** The number of rows that it shows at first. */
     private page = PAGE,
   ) {
-    const table = el('table', { 'aria-label': label }, el('thead', {}, this.head), this.body);
-    this.element = el('div', { class: 'scroll' }, table, this.more);
+    this.table = el('table', { 'aria-label': label }, el('thead', {}, this.head), this.body);
+    this.element = el('div', { class: 'scroll' }, this.table, this.more);
   }
 
   set(rows: Row[], columns = this.columns): void {
@@ -42,6 +45,7 @@ export class SortableTable<Row> {
   }
 
   private sort(): void {
+    stackRows(this.table, this.columns.map(classes));
     const column = this.columns[this.by] as Column<Row>;
     const keyed = this.rows.map((row, at) => ({ row, at, key: column.key(row) }));
     keyed.sort((a, b) => {
@@ -100,5 +104,7 @@ export class SortableTable<Row> {
 }
 
 function classes<Row>(column: Column<Row>): string {
-  return [column.numeric ? 'n' : '', column.wide ? 'wide' : ''].join(' ').trim();
+  return [column.numeric ? 'n' : '', column.wide ? 'wide' : '', column.below ? 'below' : '']
+    .filter(one => one !== '')
+    .join(' ');
 }

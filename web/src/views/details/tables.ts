@@ -82,7 +82,7 @@ export function calledFunctions(device: DeviceSummary): HTMLElement | null {
         ['Peak', 'n'],
         ['Allocated, mean', 'n wide'],
         ['Kept, mean', 'n wide'],
-        ['Location', 'wide'],
+        ['Location', 'below'],
       ],
       called.functions.map((one, at) =>
         el(
@@ -92,7 +92,7 @@ export function calledFunctions(device: DeviceSummary): HTMLElement | null {
           el('td', { class: 'n' }, count(field(at, 'calls'), one.calls)),
           el('td', { class: 'n' }, bytes(field(at, 'peak_bytes'), one.peak_bytes)),
           [one.allocated_bytes, one.kept_bytes].map(value => el('td', { class: 'n wide' }, mean(value, one.calls))),
-          el('td', { class: 'wide' }, el('code', {}, one.location)),
+          el('td', { class: 'below' }, el('code', {}, one.location)),
         ),
       ),
     ),
@@ -127,7 +127,7 @@ export function phases(device: DeviceSummary): HTMLElement | null {
         ['Net', 'n'],
         ['After', 'n'],
         ['Peak', 'n'],
-        ['Main changes', 'wide'],
+        ['Main changes', 'below'],
       ],
       parts.flatMap(([caption, field, rows]) =>
         rows.length === 0
@@ -153,7 +153,7 @@ export function phases(device: DeviceSummary): HTMLElement | null {
                   el('td', { class: 'n' }, format.signedSize(per(row, row.net_bytes, isMean))),
                   el('td', { class: 'n' }, bytes(`${field}.${at}.after_bytes`, row.after_bytes)),
                   el('td', { class: 'n' }, bytes(`${field}.${at}.peak_bytes`, row.peak_bytes)),
-                  el('td', { class: 'wide' }, row.explanation),
+                  el('td', { class: 'below' }, row.explanation),
                 );
               }),
             ],
@@ -170,7 +170,7 @@ export function processes(summary: Summary): HTMLElement | null {
     { class: 'card w12', id: 'processes' },
     el('h2', {}, 'Processes'),
     scrollTable(
-      [['Process'], ['Device'], ['Peak', 'n'], ['Reserved', 'n'], ['Outside PyTorch', 'n wide'], ['Peak at', 'wide']],
+      [['Process'], ['Device'], ['Peak', 'n'], ['Reserved', 'n'], ['Outside PyTorch', 'n wide'], ['Peak at', 'below']],
       summary.processes.flatMap((process, at) =>
         process.devices.map((device, number) => {
           const field = `/processes.${at}.devices.${number}`;
@@ -187,7 +187,7 @@ export function processes(summary: Summary): HTMLElement | null {
             el('td', { class: 'n wide' }, format.size(device.outside_pytorch?.bytes ?? 0)),
             el(
               'td',
-              { class: 'wide' },
+              { class: 'below' },
               [device.peak ? when(device.peak) : '', oom ? `out of memory at ${when(oom.in_use)}` : '']
                 .filter(text => text)
                 .join('; '),
