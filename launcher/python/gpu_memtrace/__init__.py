@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         set_target_gpu,
     )
     from gpu_memtrace._pause import is_recording, pause, paused, resume
+    from gpu_memtrace._recorder import Recorder
     from gpu_memtrace._recording import run_folder
     from gpu_memtrace._tensors import DeviceTensors, TensorReport, TensorRow, tensors
 
@@ -39,6 +40,7 @@ __all__ = [
     "LineProfiler",
     "Memory",
     "NotRecordedError",
+    "Recorder",
     "RecordingError",
     "TensorReport",
     "TensorRow",
@@ -69,6 +71,7 @@ _NAMES = {
     "_limit": ("limit",),
     "_line_profiler": ("LineProfiler", "clear_global_line_profiler", "profile", "profile_every", "set_target_gpu"),
     "_pause": ("is_recording", "pause", "paused", "resume"),
+    "_recorder": ("Recorder",),
     "_recording": ("run_folder",),
     "_tensors": ("DeviceTensors", "TensorReport", "TensorRow", "tensors"),
 }

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Union, cast
 
 from gpu_memtrace import _library, _recording
+from gpu_memtrace._sizes import size_text
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,16 @@ class DeviceMemory:
     requested_bytes: int = 0
     #: Allocated bytes by category, such as ``parameter`` and ``activation``.
     by_category: Mapping[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        name = "CPU tensors" if self.device < 0 else f"GPU {self.device}"
+        reserved = "" if self.device < 0 else f", {size_text(self.reserved_bytes)} reserved"
+        largest = sorted(self.by_category.items(), key=lambda one: -one[1])
+        categories = [f"  {category}  {size_text(amount)}" for category, amount in largest]
+        return "\n".join([f"{name}: {size_text(self.allocated_bytes)} allocated{reserved}", *categories])
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(str(self))
 
 
 class Memory(Mapping[int, DeviceMemory]):
@@ -47,6 +58,12 @@ class Memory(Mapping[int, DeviceMemory]):
 
     def __repr__(self) -> str:
         return f"Memory({list(self._devices.values())!r})"
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self._devices.values())) or "no memory was allocated"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(str(self))
 
     @property
     def allocated_bytes(self) -> int:
@@ -135,6 +152,12 @@ class RangeReport:
     devices: Mapping[int, RangeMemory]
     #: The losses of the recording, by the names of summary.json.
     losses: Mapping[str, int]
+    #: Whether devices were recorded, but none in a range of this name.
+    is_missing: bool = False
+
+    def peaks(self) -> Memory:
+        """The peak of each device."""
+        return Memory({number: memory.peak for number, memory in self.devices.items()})
 
 
 def range_report(name: str) -> RangeReport:
@@ -151,7 +174,8 @@ def range_report(name: str) -> RangeReport:
                 number = int(device["device"])
                 peak = _device_memory(number, found["peak"])
                 devices[number] = RangeMemory(found["start_bytes"], found["end_bytes"], peak)
-    return RangeReport(devices, summary["losses"])
+    recorded = any(process["devices"] for process in summary["processes"])
+    return RangeReport(devices, summary["losses"], recorded and not devices)
 
 
 def range_text(name: str) -> str:
@@ -169,36 +193,56 @@ def peak(*, within: Optional[str] = None) -> Memory:
     """The memory of this process at the highest allocated bytes of each device so far.
 
     ``within`` looks only at the time in which a range of :func:`annotate` with this name was open. Blocks from before
-    the range count. A device that was not recorded then is left out.
+    the range count. A device that was not recorded then is left out. Raises :class:`RecordingError` if a device was
+    recorded, but none in a range of this name.
     """
     if within is None:
         return _memory("peak")
-    return Memory({number: memory.peak for number, memory in range_report(within).devices.items()})
+    report = range_report(within)
+    if report.is_missing:
+        raise _library.RecordingError(
+            f"the recording has no range named {within} on a device; "
+            "annotate, record_function and NVTX name ranges, and names are compared in full"
+        )
+    return report.peaks()
 
 
-#: The formats of :func:`snapshot` by the ending of the file's name.
-_FORMATS = {
+#: The formats of :func:`snapshot` by the ending of the file's name, as in ``memtrace snapshot -o``. None is the report.
+_FORMATS: Dict[str, Optional[str]] = {
+    ".pickle": "snapshot",
+    ".pkl": "snapshot",
     ".html": "html",
+    ".speedscope.json": "speedscope",
     ".json": "json",
     ".csv": "csv",
     ".svg": "timeline",
     ".pftrace": "perfetto",
     ".folded": "folded",
+    ".txt": None,
 }
 
 
 def snapshot(path: Union[str, "os.PathLike[str]"]) -> Path:
     """Writes the recording so far into a file. Returns the path.
 
-    The ending of its name selects the format: .html, .json (the summary), .csv, .svg, .pftrace, .folded. Other files
-    are snapshots for https://pytorch.org/memory_viz.
+    The ending of its name selects the format: .pickle or .pkl (for https://pytorch.org/memory_viz), .html, .json (the
+    summary), .speedscope.json, .csv, .svg, .pftrace, .folded, or .txt (the report). Raises :class:`ValueError` for
+    another ending.
     """
+    target = Path(path)
+    ending = next((ending for ending in _FORMATS if target.name.lower().endswith(ending)), None)
+    if ending is None:
+        raise ValueError(
+            f"cannot write {target}: the ending of its name selects no format; use one of {', '.join(_FORMATS)}"
+        )
     trace = _recording.flushed_trace()
     if trace is None:
         raise _library.RecordingError("nothing has been allocated yet")
-    target = Path(path)
-    format = _FORMATS.get(target.suffix.lower(), "snapshot")
-    _recording.run_binary("export", trace, "--so-far", "--to", format, "--output", target)
+    format = _FORMATS[ending]
+    if format is None:
+        target.write_bytes(_recording.run_binary("report", trace, "--so-far"))
+    else:
+        _recording.run_binary("export", trace, "--so-far", "--to", format, "--output", target)
     return target
 
 

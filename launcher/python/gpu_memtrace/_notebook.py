@@ -392,10 +392,17 @@ def _lines(
     return dict(sorted(found.items()))
 
 
+def report_of_run(folder: Path) -> CellReport:
+    """The report of a run that has ended."""
+    text = _recording.run_binary("report", folder).decode(errors="replace")
+    return CellReport(text, [Page("Report", _report_page(folder), _REPORT_HEIGHT)])
+
+
 def _report_page(trace: Path, *options: object) -> str:
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder, "report.html")
-        _recording.run_binary("export", trace, "--to", "html", "--so-far", *options, "--output", page)
+        so_far = [] if trace.is_dir() else ["--so-far"]
+        _recording.run_binary("export", trace, "--to", "html", *so_far, *options, "--output", page)
         return page.read_text(encoding="utf-8")
 
 

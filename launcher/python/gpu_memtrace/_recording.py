@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Dict, Optional
 
 from gpu_memtrace._binary import BinaryNotFoundError, find_binary
 from gpu_memtrace._library import RecordingError, required
@@ -70,6 +70,18 @@ def binary() -> str:
 
 def run_binary(*arguments: object) -> bytes:
     """Runs memtrace with these arguments, without recording it. Returns what it prints."""
+    command = [binary(), *(os.fspath(a) if isinstance(a, os.PathLike) else str(a) for a in arguments)]
+    done = subprocess.run(
+        command, env=outside_environment(), stdin=subprocess.DEVNULL, capture_output=True, check=False
+    )
+    if done.returncode != 0:
+        text = done.stderr.decode(errors="replace").strip() or f"exit status {done.returncode}"
+        raise RecordingError(f"{' '.join(command[1:3])}: {text}")
+    return done.stdout
+
+
+def outside_environment() -> Dict[str, str]:
+    """The environment without what makes memtrace record a process."""
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -78,12 +90,7 @@ def run_binary(*arguments: object) -> bytes:
     preload = _without_session(os.environ.get("LD_PRELOAD", ""))
     if preload:
         environment["LD_PRELOAD"] = preload
-    command = [binary(), *(os.fspath(a) if isinstance(a, os.PathLike) else str(a) for a in arguments)]
-    done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    if done.returncode != 0:
-        text = done.stderr.decode(errors="replace").strip() or f"exit status {done.returncode}"
-        raise RecordingError(f"{' '.join(command[1:3])}: {text}")
-    return done.stdout
+    return environment
 
 
 def _without_session(preload: str) -> str:

@@ -57,7 +57,13 @@ assert gpu_memtrace.peak(within="overlap")[0].allocated_bytes == 46 * MIB
 with gpu_memtrace.annotate("empty 1"):
     pass
 assert gpu_memtrace.peak(within="empty 1")[0].allocated_bytes == 6 * MIB
-assert len(gpu_memtrace.peak(within="empty")) == 0 == len(gpu_memtrace.peak(within="none"))
+for name in ("empty", "none"):
+    try:
+        gpu_memtrace.peak(within=name)
+    except gpu_memtrace.RecordingError as error:
+        assert f"no range named {name} on a device" in str(error), error
+    else:
+        raise AssertionError(f"the recording has no range {name}")
 
 # A training step.
 model, batch = torch.nn.Linear(512, 512).cuda(), torch.randn(64, 512, device="cuda")

@@ -13,7 +13,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use memtrace_trace::event::{Action, Event, Flags, Source};
+use memtrace_trace::event::{Event, Flags, Source};
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{FrameId, StackId, ThreadId};
 
@@ -23,8 +23,8 @@ use super::open_ranges::OpenRanges;
 use super::stacks::StackTable;
 use super::statistics::{Stat, StatisticsCollector, Stats};
 use crate::rules::CustomCategory;
-use memtrace_input::{CompileContextId, LostEvents, Recording, TraceIndex};
-use memtrace_replay::{Allocator, Change, Names, Replay, Usage};
+use memtrace_input::{CompileContextId, EventSource, LostEvents, Recording, TraceIndex};
+use memtrace_replay::{Change, DeviceReplay, Names, Replay, Usage};
 
 /// The size of the cache for [`Entries::common`], in entries.
 const CACHE_SIZE: usize = 4096;
@@ -156,9 +156,12 @@ struct StackStatistics {
 }
 
 impl StackStatistics {
-    /// Observes an event that counts for these stacks.
-    fn observe(&mut self, allocator: &Allocator, e: &Event, change: &Change, stacks: [StackId; 2], counts: bool) {
-        self.device.observe(allocator, e, change);
+    /// Takes an event that counts for these stacks.
+    fn observe(&mut self, device: &DeviceReplay, e: &Event, change: &Change, stacks: [StackId; 2], counts: bool) {
+        self.device.observe(&device.allocator, e, change);
+        if device.source != EventSource::Torch {
+            self.device.observe_own_segment(&device.allocator, change);
+        }
         let now = self.device.pools();
         let before = std::mem::replace(&mut self.before, now);
         let stacks = match change {
@@ -168,7 +171,7 @@ impl StackStatistics {
             },
             _ => stacks,
         };
-        self.freed = (e.action == Action::FreeRequested).then_some((e.addr, stacks));
+        self.freed = matches!(change, Change::FreeRequested(_)).then_some((e.addr, stacks));
         if !counts || e.flags.contains(Flags::PREEXISTING) {
             return;
         }
@@ -353,7 +356,7 @@ impl Lines {
                     let is_completion = matches!(change, Change::FreeCompleted(..));
                     let caller = if is_completion { StackId::NONE } else { engine.caller(&table, e) };
                     if let Some(statistics) = &mut device.statistics {
-                        statistics.observe(allocator, e, &change, [e.stack, caller], counts);
+                        statistics.observe(&replay.devices()[slot], e, &change, [e.stack, caller], counts);
                     }
                     // The code that completes a free did not request it. PyTorch's snapshots give a completion the
                     // stack of the allocation.

@@ -178,6 +178,22 @@ impl StatisticsCollector {
         }
     }
 
+    /// Counts the segment of a block, for sources that report only blocks: there, each block has its own.
+    pub(super) fn observe_own_segment(&mut self, allocator: &Allocator, change: &Change) {
+        match change {
+            Change::Alloc(id) => {
+                let block = allocator.block(*id);
+                self.add(block.segment.small, Figure::ReservedBytes, block.size);
+                self.add(block.segment.small, Figure::Segment, 1);
+            }
+            Change::FreeCompleted(_, block) => {
+                self.subtract(block.segment.small, Figure::ReservedBytes, block.size);
+                self.subtract(block.segment.small, Figure::Segment, 1);
+            }
+            _ => {}
+        }
+    }
+
     /// Assigns the obtained memory to the pool of small or of large blocks.
     #[cold]
     fn assign_pool(&mut self, small: bool) {

@@ -20,7 +20,8 @@ def metrics(*, within: Optional[str] = None, device: Optional[int] = None, prefi
     ``within`` looks only at ranges of :func:`gpu_memtrace.annotate` with this name. ``device`` is a GPU's number, -1
     for the CPU; by default, the GPU with the highest peak. Empty if nothing was allocated there.
     """
-    memory = _figures.peak(within=within)
+    # A part may end before the program uses a device.
+    memory = _figures.peak() if within is None else _figures.range_report(within).peaks()
     if device is None:
         gpus = [number for number in memory if number >= 0]
         if not gpus:
