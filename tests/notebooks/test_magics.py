@@ -88,6 +88,23 @@ def test_a_kernel_that_is_not_recorded(execute: Execute) -> None:
     assert sorted(path.name for path in executed.folder.iterdir()) == []
 
 
+def test_a_recorder_and_dry_runs_in_any_kernel(execute: Execute) -> None:
+    executed = execute(NOTEBOOKS / "recorder.ipynb", kernel_name="python3")
+    (report,) = executed.outputs("recorder.stop()")
+    assert "8.00 MiB" in report.data["text/plain"] and "<iframe" in report.data["text/html"]
+    (row,) = json.loads(
+        subprocess.run(
+            [memtrace(), "lines", executed.folder / "run", "--function", "grow", "--json"], check=True, capture_output=True
+        ).stdout
+    )["functions"][0]["lines"][1:]
+    assert row["text"].strip().startswith("return torch.zeros(5 << 20") and row["figures"]["allocated_bytes"] == 5 << 20
+    printed, fits = executed.outputs("a100-40gb")
+    assert printed.text == "in the dry run\n" and "8.00 GiB" in fits.data["text/plain"]
+    error, too_large = executed.outputs("v100-16gb")
+    assert "OutOfMemoryError" in error.text and "out of memory" in too_large.data["text/plain"]
+    assert sorted(path.name for path in executed.folder.iterdir()) == ["run"]
+
+
 def test_a_kernel_without_pytorch(execute: Execute, jupyter: Path) -> None:
     # The Python that the environment was made of has no packages of its own; the kernel's come from PYTHONPATH.
     python = Path(sys.base_prefix, "bin", "python3")

@@ -11,7 +11,9 @@ import importlib
 import importlib.util
 import os
 import re
+import signal
 import stat
+import subprocess
 import sys
 import tempfile
 import types
@@ -25,7 +27,8 @@ from gpu_memtrace._figures import code_of
 from gpu_memtrace._line_profiler import DEFAULT_COLUMNS, LineProfiler, LineTables, check_columns
 
 KERNEL_HELP = (
-    "run `memtrace kernel install` once in the environment of this notebook, and choose the kernel that it installs"
+    "run `memtrace kernel install` once in the environment of this notebook, and choose the kernel that it installs, "
+    "or record a part of it: with gpu_memtrace.Recorder():"
 )
 TERMINAL_HELP = "start it with memtrace: memtrace -- ipython"
 #: How many functions a page has without -f.
@@ -33,8 +36,18 @@ _TOP = 20
 #: The heights of the frames in a notebook, in pixels. That of a line table depends on its rows.
 _REPORT_HEIGHT, _LINES_HEIGHTS, _ROW_HEIGHT = 720, (240, 560), 26
 
-_SHORT = "f:c:Drg:qT:t"
-_LONG = ("function=", "column=", "no_default_columns", "return-profiler", "gpu=", "quiet", "dump-profile=", "timeline")
+_SHORT = "f:c:Drg:qT:td"
+_LONG = [
+    "function=",
+    "column=",
+    "no_default_columns",
+    "return-profiler",
+    "gpu=",
+    "quiet",
+    "dump-profile=",
+    "timeline",
+    "dry-run",
+]
 
 #: The text of `%memtrace?`.
 _HELP = """Shows what each line of a statement or of a cell does to GPU memory.
@@ -49,6 +62,8 @@ Without -f, the lines of all functions that allocate or free memory are shown, e
     -c, --column COLUMN       Add a column: a name of torch.cuda.memory_stats, or `diff`. May be repeated
     -D, --no_default_columns  Show only the columns of -c
     -g, --gpu GPU             Show this GPU; -1 is the CPU. The default shows each device with figures
+    -d, --dry-run             Run the cell as a program of its own over a simulated GPU; -g NAME selects it, such as
+                              a100-40gb. The cell imports and defines all that it uses
     -t, --timeline            Show the report of the recording too; its timeline shows this cell first
     -r, --return-profiler     Return the LineProfiler instead of its result
     -q, --quiet               Show nothing
@@ -71,6 +86,9 @@ class _Options:
     gpu: Optional[int] = None
     quiet: bool = False
     timeline: bool = False
+    dry_run: bool = False
+    #: The name of the simulated GPU.
+    simulated: Optional[str] = None
     dump: Optional[str] = None
     statement: str = ""
 
@@ -94,6 +112,7 @@ def _parse(line: str) -> _Options:
     options = _Options()
     if rest:
         options.statement = line[words[-len(rest)].start() :].strip()
+    options.dry_run = any(name in ("-d", "--dry-run") for name, _ in found)
     for name, value in found:
         if value[:1] in ("'", '"') and value[-1:] == value[:1]:
             value = value[1:-1]
@@ -105,6 +124,10 @@ def _parse(line: str) -> _Options:
             options.default_columns = False
         elif name in ("-r", "--return-profiler"):
             options.return_profiler = True
+        elif name in ("-d", "--dry-run"):
+            continue
+        elif name in ("-g", "--gpu") and options.dry_run:
+            options.simulated = value
         elif name in ("-g", "--gpu"):
             if not re.fullmatch(r"-1|\d+", value):
                 raise MagicUsageError(f"{value} is no number of a GPU")
@@ -119,6 +142,8 @@ def _parse(line: str) -> _Options:
         check_columns(options.columns)
     except ValueError as error:
         raise MagicUsageError(str(error)) from None
+    if options.dry_run and any(name not in ("-d", "--dry-run", "-g", "--gpu", "-q", "--quiet") for name, _ in found):
+        raise MagicUsageError("--dry-run shows the report of the cell; of the other options, it has only -g and -q")
     if options.has_columns and not options.functions:
         raise MagicUsageError("-c and -D need a function: -f FUNC")
     return options
@@ -187,6 +212,8 @@ class Magics:
                 return self._report()
             if cell is not None and options.statement:
                 raise MagicUsageError(f"unexpected {options.statement}: the code of %%memtrace begins in the next line")
+            if options.dry_run:
+                return self._dry_run(options, options.statement if cell is None else cell)
             return self._run(options, line, cell, local_ns)
         except MagicUsageError as error:
             raise _ipython("IPython.core.error").UsageError(str(error)) from None
@@ -228,6 +255,39 @@ class Magics:
         if options.return_profiler:
             return profiler
         return None if options.quiet else report
+
+    def _dry_run(self, options: _Options, source: str) -> Optional[CellReport]:
+        """Runs code as a program over a simulated GPU."""
+        with tempfile.TemporaryDirectory() as folder:
+            run, program = Path(folder, "run"), Path(folder, "cell.py")
+            program.write_text(self._shell.transform_cell(source), encoding="utf-8")
+            gpu = [] if options.simulated is None else ["--gpu", options.simulated]
+            command = [_recording.binary(), "dry-run", "--quiet", "--output", str(run), *gpu, "--", sys.executable]
+            # The program may print more than a pipe holds.
+            with open(Path(folder, "output"), "w+b") as output:
+                environment = {**_recording.outside_environment(), "PYTHONUNBUFFERED": "1"}
+                # An interrupt reaches this process, which ends all of the program.
+                dry_run = subprocess.Popen(
+                    [*command, str(program)],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+                try:
+                    status = dry_run.wait()
+                except BaseException:
+                    os.killpg(dry_run.pid, signal.SIGKILL)
+                    dry_run.wait()
+                    raise
+                output.seek(0)
+                printed = output.read().decode(errors="replace")
+            if not Path(run, "summary.json").exists():
+                error, _, help = printed.strip().partition("\nhelp: ")
+                raise MagicUsageError(f"{error.rpartition('error: ')[2]}; {help}" if help else error)
+            (sys.stderr if status else sys.stdout).write(printed)
+            return None if options.quiet else report_of_run(run)
 
     def _show_failed(self, profiler: LineProfiler, options: _Options, callers: FrozenSet[Tuple[str, str]]) -> None:
         try:

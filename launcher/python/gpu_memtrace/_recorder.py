@@ -99,7 +99,7 @@ class Recorder:
 
     def _attach(self) -> None:
         command = [_recording.binary(), "attach", *self._options, str(os.getpid())]
-        self._output = tempfile.TemporaryFile()
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - `_release` closes it
         self._pid = os.getpid()
         permission = _Permission()
         try:
@@ -220,7 +220,7 @@ def _ptrace_scope() -> str:
 
 def _set_ptracer(pid: int) -> bool:
     prctl = ctypes.CDLL(None).prctl
-    prctl.argtypes = [ctypes.c_int] + 4 * [ctypes.c_ulong]
+    prctl.argtypes = [ctypes.c_int, *(4 * [ctypes.c_ulong])]
     return int(prctl(_SET_PTRACER, pid, 0, 0, 0)) == 0
 
 
