@@ -20,7 +20,7 @@ import types
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple, cast
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple, cast
 
 from gpu_memtrace import _library, _recording
 from gpu_memtrace._figures import code_of
@@ -37,7 +37,7 @@ _TOP = 20
 _REPORT_HEIGHT, _LINES_HEIGHTS, _ROW_HEIGHT = 720, (240, 560), 26
 
 _SHORT = "f:c:Drg:qT:td"
-_LONG = [
+_LONG = (
     "function=",
     "column=",
     "no_default_columns",
@@ -47,7 +47,7 @@ _LONG = [
     "dump-profile=",
     "timeline",
     "dry-run",
-]
+)
 
 #: The text of `%memtrace?`.
 _HELP = """Shows what each line of a statement or of a cell does to GPU memory.
@@ -510,9 +510,16 @@ def load_ipython_extension(shell: Any) -> None:
     if _library.library is None:
         return
 
+    save_cells(shell)
+
+
+def save_cells(shell: Any) -> Callable[[], None]:
+    """Writes the source of each cell before it runs, until the returned function is called."""
+
     def before_cell(info: Any) -> None:
         if info.raw_cell:
             text = shell.transform_cell(info.raw_cell)
             save_source(shell.compile.get_code_name(info.raw_cell, text, shell.execution_count), text)
 
     shell.events.register("pre_run_cell", before_cell)
+    return lambda: shell.events.unregister("pre_run_cell", before_cell)

@@ -13,7 +13,7 @@ import threading
 import time
 import warnings
 from pathlib import Path
-from typing import Any, BinaryIO, List, Optional, Sequence, Union
+from typing import Any, BinaryIO, Callable, List, Optional, Sequence, Union
 
 from gpu_memtrace import _library, _recording
 
@@ -62,6 +62,7 @@ class Recorder:
         self._folder: Optional[Path] = None
         self._pid = 0
         self._is_stopped = False
+        self._end_of_cells: Optional[Callable[[], None]] = None
 
     @property
     def folder(self) -> Path:
@@ -99,6 +100,7 @@ class Recorder:
 
     def _attach(self) -> None:
         command = [_recording.binary(), "attach", *self._options, str(os.getpid())]
+        self._end_of_cells = _save_cells()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - `_release` closes it
         self._pid = os.getpid()
         permission = _Permission()
@@ -157,7 +159,6 @@ class Recorder:
             return
         self._is_stopped = True
         try:
-            _save_cells()
             if launcher.poll() is None:
                 launcher.send_signal(signal.SIGINT)
             status = launcher.wait()
@@ -178,6 +179,9 @@ class Recorder:
         if self._output is not None:
             self._output.close()
             self._output = None
+        if self._end_of_cells is not None:
+            self._end_of_cells()
+            self._end_of_cells = None
 
     def __enter__(self) -> "Recorder":
         return self.start()
@@ -246,12 +250,19 @@ def _error(text: str) -> str:
     return "".join(found[:2]) or text.strip() or "memtrace has ended"
 
 
-def _save_cells() -> None:
-    """Writes the cells of a notebook into the files that their frames name, so that reports quote them."""
-    if "IPython" not in sys.modules:
-        return
-    from gpu_memtrace._notebook import save_source
+def _save_cells() -> Optional[Callable[[], None]]:
+    """In a notebook, writes the cells into the files that their frames name, so that reports quote them.
 
+    Returns what ends that.
+    """
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is None:
+        return None
+    from gpu_memtrace import _notebook
+
+    # The cells that have run, and this one.
     for name, entry in list(linecache.cache.items()):
         if len(entry) == 4:
-            save_source(name, "".join(entry[2]))
+            _notebook.save_source(name, "".join(entry[2]))
+    return _notebook.save_cells(shell)
