@@ -213,8 +213,9 @@ pub(crate) struct Report {
     /// Print the complete summary as JSON, in bytes and nanoseconds (analysis/schema/summary.schema.json)
     #[arg(long)]
     pub(crate) json: bool,
-    /// Write the table of all ranks into FILE, as a page that loads nothing from the network
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["json", "verbose"])]
+    /// Write the report into FILE, as an interactive page that loads nothing from the network; of a job, and with
+    /// --ranks, the table of all ranks
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["json", "verbose", "section", "range"])]
     pub(crate) html: Option<PathBuf>,
     /// Print one section in full
     #[arg(long, value_name = "NAME", value_parser = section_names(), conflicts_with = "json")]
@@ -379,9 +380,10 @@ pub(crate) struct Lines {
     /// Divide the memory into your own categories, by the rules of this JSON file (docs/how-to/custom-categories.md)
     #[arg(long, value_name = "FILE")]
     pub(crate) categories: Option<PathBuf>,
-    /// Print an HTML page that loads nothing from the network
-    #[arg(long, conflicts_with = "json")]
-    pub(crate) html: bool,
+    /// Write an interactive page that loads nothing from the network into FILE, whose name ends in .html [default:
+    /// that of --output, or stdout]
+    #[arg(long, value_name = "FILE", num_args = 0..=1, conflicts_with = "json")]
+    pub(crate) html: Option<Option<PathBuf>>,
     /// Print JSON, in bytes (analysis/schema/lines.schema.json)
     #[arg(long)]
     pub(crate) json: bool,

@@ -353,8 +353,9 @@ fn limits(
             peak.by_custom_category.iter().find(|row| row.custom_category.as_deref() == Some(name.as_str()))
         });
         let value = own.map(|row| row.bytes).or(custom.map(|row| row.bytes)).unwrap_or(0);
+        let shown = own.map_or(name.as_str(), |row| row.category.plural());
         let text = format!(
-            "{name} {} {} {} at the peak ({})",
+            "{shown} {} {} {} at the peak ({})",
             size_text(value),
             comparison(value, *allowed),
             size_text(*allowed),

@@ -20,14 +20,7 @@ const DIFF_PAGE: &str = "diff.html";
 /// Prints the comparison, or writes its page. Fails when a run cannot be read or the two have nothing to compare.
 pub(crate) fn diff(options: &Diff) -> anyhow::Result<()> {
     if let Some(Some(page)) = &options.html {
-        // A run after --html would be its FILE, and be overwritten.
-        ensure!(
-            page.extension().is_some_and(|extension| extension == "html"),
-            WithHelp::new(
-                format!("cannot write {}: the name of a page ends in .html", page.display()),
-                "name the runs first: memtrace diff A B --html FILE"
-            )
-        );
+        super::ensure_page_name(page, "name the runs first: memtrace diff A B --html FILE")?;
     }
     let custom_rules = super::categories::read(options.categories.as_deref())?;
     let a = super::open_or_newest(options.a.as_deref())?;

@@ -11,7 +11,9 @@ use memtrace_analysis::export::{
 };
 use memtrace_analysis::report::{count_text, size_text};
 use memtrace_analysis::rules::CustomRules;
-use memtrace_analysis::{HtmlOptions, Process, Progress, Run, RunFolder, SummaryOptions, html_report, summarize_with};
+use memtrace_analysis::{
+    HtmlOptions, Process, Progress, Run, RunFolder, Summary, SummaryOptions, html_report, summarize_with,
+};
 
 use super::selection::Selected;
 use crate::cli::{self, Export, ExportFormat};
@@ -167,6 +169,30 @@ fn html(run: &Run, options: &Export, summary_options: &SummaryOptions<'_>, name:
     line.clear();
     drawn?;
     super::write_page(&page, options.output.as_deref(), name)
+}
+
+/// Writes the page of a run with all its processes.
+pub(super) fn write_page_of(
+    run: &Run,
+    summary: &Summary,
+    summary_options: &SummaryOptions<'_>,
+    path: &Path,
+) -> anyhow::Result<()> {
+    super::ensure_not_input(path, run.processes())?;
+    let mut line = ProgressLine::new(Stream::Stderr.is_terminal());
+    let mut page = Vec::new();
+    let html_options = HtmlOptions {
+        device: None,
+        sources: SourceAccess::of(run, summary_options.is_recording),
+        windows: Vec::new(),
+        custom_rules: summary_options.custom_rules,
+        is_served: false,
+    };
+    let processes: Vec<&Process> = run.processes().iter().collect();
+    let drawn = html_report(summary, &processes, &html_options, &mut page, &mut |progress| line.show(&progress));
+    line.clear();
+    drawn?;
+    super::write_page(&page, Some(path), "report.html")
 }
 
 /// The part of one process that is exported.

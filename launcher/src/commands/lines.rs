@@ -5,7 +5,7 @@ use memtrace_analysis::{LinesOptions, TextOptions, ToText, lines as read_lines, 
 
 use super::selection::Selected;
 use crate::cli::Lines;
-use crate::message::WithHelp;
+use crate::message::{self, WithHelp};
 use crate::output::{Printed, Stream};
 use crate::terminal::{ProgressLine, layout};
 
@@ -14,6 +14,9 @@ const FILE_WIDTH: usize = 160;
 
 /// Prints the table. Fails when the run cannot be read.
 pub(crate) fn lines(options: &Lines) -> anyhow::Result<()> {
+    if let Some(Some(page)) = &options.html {
+        super::ensure_page_name(page, "name the run first: memtrace lines RUN --html FILE")?;
+    }
     let custom_rules = super::categories::read(options.categories.as_deref())?;
     let run = super::open_or_newest(options.run.as_deref())?;
     Selected { rank: options.rank, pid: options.pid, device: options.device }.ensure_in(&run)?;
@@ -51,10 +54,14 @@ pub(crate) fn lines(options: &Lines) -> anyhow::Result<()> {
     if options.json {
         return super::write_output(Printed::Json(&report.to_json()), output);
     }
-    if options.html {
+    if let Some(page_output) = &options.html {
         let mut page = Vec::new();
         lines_html(&report, &mut page)?;
-        return super::write_output(Printed::File(&page), output);
+        super::write_output(Printed::File(&page), page_output.as_deref().or(output))?;
+        if let Some(path) = page_output {
+            message::status(&format!("wrote {}", path.display()));
+        }
+        return Ok(());
     }
     let layout = if output.is_none() && Stream::Stdout.is_terminal() {
         layout(Stream::Stdout, false)

@@ -177,6 +177,15 @@ fn write_page(page: &[u8], output: Option<&Path>, name: &str) -> anyhow::Result<
     Ok(())
 }
 
+/// Fails for the FILE of an option `--html` that may also stand alone: a run after it would be its FILE.
+fn ensure_page_name(page: &Path, help: &str) -> anyhow::Result<()> {
+    ensure!(
+        page.extension().is_some_and(|extension| extension == "html"),
+        WithHelp::new(format!("cannot write {}: the name of a page ends in .html", page.display()), help.to_owned())
+    );
+    Ok(())
+}
+
 /// Fails when the output file is one of the files that are read.
 fn ensure_not_input<'a>(path: &Path, read: impl IntoIterator<Item = &'a Process>) -> anyhow::Result<()> {
     let is_input =

@@ -32,13 +32,6 @@ pub(crate) fn report(options: &Report) -> anyhow::Result<()> {
     }
     let rules = super::categories::read(options.categories.as_deref())?;
     let run = super::open_all(&paths)?;
-    ensure!(
-        options.html.is_none(),
-        WithHelp::new(
-            format!("{} is one run, and --html is for the ranks of a job", run.path().display()),
-            "for a run folder add --ranks; `memtrace export --to html` writes the page of a run"
-        )
-    );
     let mut line = ProgressLine::new(Stream::Stderr.is_terminal());
     let section = options.section.as_deref().or(options.ranks.then_some("ranks")).and_then(Section::named);
     let replaying = if section.is_some_and(Section::replays) { Replaying::Always } else { Replaying::WhenUseful };
@@ -50,6 +43,9 @@ pub(crate) fn report(options: &Report) -> anyhow::Result<()> {
     let summary = summarize_with(&run, &summary_options, &mut |progress| line.show(&progress));
     line.clear();
     let summary = summary?;
+    if let Some(path) = &options.html {
+        return super::export::write_page_of(&run, &summary, &summary_options, path);
+    }
     let layout = layout(Stream::Stdout, options.verbose);
     if options.json {
         return super::write_output(Printed::Json(&(summary.to_json() + "\n")), None);

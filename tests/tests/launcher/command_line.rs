@@ -47,9 +47,11 @@ fn bad_usage_is_reported() {
     }
     let snapshot = root().join("tests/golden/snapshots/oom.json");
     let (code, message) = run(&["report", snapshot.to_str().unwrap(), "--html", "page.html"]);
+    assert_eq!((code, message.as_str()), (0, "wrote page.html\n"));
+    let (code, message) = run(&["lines", "--html", snapshot.to_str().unwrap()]);
     assert_eq!(code, 2, "{message}");
     assert_error_with_help(&message, "");
-    assert!(message.contains(" is one run, and --html is for the ranks of a job"), "{message}");
+    assert!(message.contains("help: name the run first: memtrace lines RUN --html FILE"), "{message}");
 }
 
 /// A program that has the name of a mistyped command runs only where it is marked as one.

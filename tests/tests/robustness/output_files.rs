@@ -74,6 +74,8 @@ fn a_full_disk_leaves_no_part_of_a_file() {
         vec!["lines", run, "-o", "file"],
         vec!["lines", run, "--json", "-o", "file"],
         vec!["lines", run, "--html", "-o", "file"],
+        vec!["lines", run, "--html", "file.html"],
+        vec!["report", run, "--html", "file.html"],
         vec!["diff", run, run, "--html", "file.html"],
         vec!["diff", run, run, "--html"],
         vec!["man", "-o", "."],

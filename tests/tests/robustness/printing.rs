@@ -315,6 +315,29 @@ fn shown_options(command: &str) -> BTreeSet<String> {
     help.lines().filter(is_option).filter_map(name).collect()
 }
 
+/// The options of a command whose help names a default, and this.
+fn shown_defaults(command: &str) -> BTreeMap<String, String> {
+    let help = output(Command::new(memtrace()).args(command.split(' ')).arg("--help"));
+    let help = String::from_utf8(help.stdout).unwrap();
+    let mut found = BTreeMap::new();
+    let mut option = None;
+    let mut text = String::new();
+    for line in help.lines().chain(["  -end"]) {
+        let is_option = line.starts_with("  ") && line.trim_start().starts_with('-') && !line.starts_with("          ");
+        if !is_option {
+            text.push_str(line.trim());
+            text.push(' ');
+            continue;
+        }
+        if let (Some(option), Some((_, rest))) = (option.take(), text.split_once("[default: ")) {
+            found.insert(option, rest.split(']').next().unwrap().to_owned());
+        }
+        text.clear();
+        option = line.split_once("--").map(|(_, rest)| rest.split([' ', '=']).next().unwrap().to_owned());
+    }
+    found
+}
+
 /// docs/reference/command-line.md has a section for each command, whose table has the command's options and no others.
 #[test]
 fn the_page_of_the_command_line_lists_every_option() {
@@ -345,6 +368,28 @@ fn the_page_of_the_command_line_lists_every_option() {
         );
     }
     assert!(left.is_empty(), "commands without a section: {left:?}");
+    // Every default of the help texts is in the row of its option.
+    let mut defaults = 0;
+    for command in defined().into_keys().filter(|name| !matches!(&**name, "help" | "memory-in-use")) {
+        let heading = |text: &str| {
+            text.split_once('\n')
+                .is_some_and(|(heading, _)| heading.split(", ").any(|name| command.split(' ').next() == Some(name)))
+        };
+        let section =
+            page.split("\n## ").skip(1).find(|section| heading(section)).unwrap_or_else(|| panic!("{command}"));
+        let of_run = page.split("\n## ").find(|section| section.starts_with("run\n")).unwrap();
+        for (option, default) in shown_defaults(&command) {
+            let is_row = |line: &&str| {
+                line.starts_with("| `") && [' ', '`'].iter().any(|end| line.contains(&format!("`--{option}{end}")))
+            };
+            // Some options are as for `run`.
+            let rows: Vec<&str> = section.lines().chain(of_run.lines()).filter(is_row).collect();
+            let is_listed = rows.iter().any(|row| row.replace('`', "").contains(&default));
+            assert!(is_listed, "{command} --{option} [default: {default}]: {rows:?}");
+            defaults += 1;
+        }
+    }
+    assert!(defaults > 20, "{defaults} defaults in the help texts");
 }
 
 /// The files and runs that the calls work on.
