@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import PROGRAMS, Run, environment
 
-CASES = ["figures", "exception", "threads", "fork", "interrupt", "launcher", "many"]
+CASES = ["figures", "exception", "threads", "fork", "interrupt", "ignored", "launcher", "many"]
 
 
 @pytest.mark.parametrize("case", CASES)

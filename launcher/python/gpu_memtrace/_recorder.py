@@ -61,6 +61,7 @@ class Recorder:
         self._output: Optional[BinaryIO] = None
         self._folder: Optional[Path] = None
         self._pid = 0
+        self._end = signal.SIGTERM
         self._is_stopped = False
         self._end_of_cells: Optional[Callable[[], None]] = None
 
@@ -103,6 +104,7 @@ class Recorder:
         self._end_of_cells = _save_cells()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - `_release` closes it
         self._pid = os.getpid()
+        self._end = _end_signal()
         permission = _Permission()
         try:
             # Ctrl+C is for the program: in a session of its own, the launcher does not get it.
@@ -127,7 +129,7 @@ class Recorder:
                 _run_python()
         except BaseException:
             if self._launcher is not None and self._launcher.poll() is None:
-                self._launcher.send_signal(signal.SIGINT)
+                self._launcher.send_signal(self._end)
                 self._launcher.wait()
             raise
         finally:
@@ -160,7 +162,7 @@ class Recorder:
         self._is_stopped = True
         try:
             if launcher.poll() is None:
-                launcher.send_signal(signal.SIGINT)
+                launcher.send_signal(self._end)
             status = launcher.wait()
             text = self._text()
         finally:
@@ -226,6 +228,21 @@ def _set_ptracer(pid: int) -> bool:
     prctl = ctypes.CDLL(None).prctl
     prctl.argtypes = [ctypes.c_int, *(4 * [ctypes.c_ulong])]
     return int(prctl(_SET_PTRACER, pid, 0, 0, 0)) == 0
+
+
+def _end_signal() -> signal.Signals:
+    """A signal that ends the launcher: it inherits those that this process ignores, as a job of a script does."""
+    ignored = 0
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("SigIgn:"):
+                ignored = int(line.split()[1], 16)
+    except OSError:
+        pass
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if not ignored >> (number - 1) & 1:
+            return number
+    raise _library.RecordingError("this process ignores SIGTERM, SIGINT and SIGHUP; one of them must end the recording")
 
 
 def _run_python() -> None:

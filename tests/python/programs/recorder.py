@@ -127,6 +127,19 @@ elif case == "interrupt":
             pass
         inside = block(5)
     assert end_of(folder) == 8 * MIB
+elif case == "ignored":
+    # The launcher inherits ignored signals, as in `nohup python train.py &`. One of three is enough.
+    ends = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
+    for number in ends:
+        for other in ends:
+            signal.signal(other, signal.SIG_DFL if other == number else signal.SIG_IGN)
+        with gpu_memtrace.Recorder(f"{folder}-{number}", quiet=True) as recorder:
+            inside = block(5)
+        assert end_of(recorder.folder) == 8 * MIB
+        del inside
+    for number in ends:
+        signal.signal(number, signal.SIG_IGN)
+    assert "ignores SIGTERM, SIGINT and SIGHUP" in error_of(gpu_memtrace.Recorder(f"{folder}-4").start)
 elif case == "launcher":
     # The launcher is killed: the program goes on, and the end of the block says so.
     with warnings.catch_warnings(record=True) as caught:
