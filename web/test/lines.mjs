@@ -216,6 +216,27 @@ async function keys() {
   equal('Enter on its source', await page.evaluate(() => document.activeElement.parentElement.open), false);
 }
 
+/** In the frame of a notebook, the number and the code of a line stand beside its figures, without scrolling. */
+async function beside() {
+  await page.setViewportSize({ width: 700, height: 700 });
+  await drawn();
+  const places = await page.evaluate(() =>
+    [...document.querySelectorAll('#source .code-table')]
+      .filter(one => one.checkVisibility())
+      .map(one => {
+        const head = [...one.querySelectorAll('th')].find(cell => cell.textContent === 'Source');
+        return Math.round(head.getBoundingClientRect().left);
+      }),
+  );
+  check('a table is open', places.length > 0, 'none');
+  equal(
+    'code that begins in the right half of a frame',
+    places.filter(left => left > 350),
+    [],
+  );
+  check('figures that are left out', await page.locator('.spare-note').isVisible(), 'no note');
+}
+
 /** On paper, all parts are open and no table is cut. After `everywhere`, the page is on paper. */
 async function onPaper() {
   await page.setViewportSize({ width: 1000, height: 1200 });
@@ -232,5 +253,6 @@ async function onPaper() {
   await picture('paper');
   await page.emulateMedia({ media: 'screen' });
   await drawn();
+  await beside();
   equal('the theme on the screen', await page.evaluate(() => document.documentElement.dataset.theme), 'dark');
 }

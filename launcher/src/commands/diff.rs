@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::{bail, ensure};
+use anyhow::bail;
 use memtrace_analysis::{
     DiffOptions, DiffPageRun, DiffReport, Run, Summary, SummaryOptions, ToText, diff as compare, diff_html,
     summarize_with,

@@ -50,6 +50,7 @@ export function linesPage(app: HTMLElement, data: Uint8Array): void {
     { class: 'card w12', id: 'source', 'aria-label': 'Source' },
     el('h2', {}, 'Source'),
     functions.map(one => one.source.element),
+    el('p', { class: 'note spare-note' }, 'A wider page has more figures: Reserved peak, Allocated, Blocks, Times, Backward.'),
   );
   const field = el('input', {
     type: 'search',
@@ -211,18 +212,18 @@ function sourceColumns(lines: LineRow[], page: LinesInfo, report: LinesReport): 
       share: ({ figures }) => share(figures?.active_peak_bytes, report.active_peak_bytes),
     },
     {
-      head: ['Reserved peak', 'n wide'],
+      head: ['Reserved peak', 'n spare'],
       text: ({ figures }) => some(figures?.reserved_peak_bytes),
       share: ({ figures }) => share(figures?.reserved_peak_bytes, report.reserved_peak_bytes),
     },
     { head: ['Net', 'n'], text: ({ figures }) => (figures ? format.signedSize(figures.net_bytes) : '') },
-    { head: ['Allocated', 'n wide'], text: ({ figures }) => (figures ? format.size(figures.allocated_bytes) : '') },
-    { head: ['Blocks', 'n wide'], text: ({ figures }) => (figures ? format.count(figures.allocations) : '') },
+    { head: ['Allocated', 'n spare'], text: ({ figures }) => (figures ? format.size(figures.allocated_bytes) : '') },
+    { head: ['Blocks', 'n spare'], text: ({ figures }) => (figures ? format.count(figures.allocations) : '') },
     {
-      head: ['Times', 'n wide'],
+      head: ['Times', 'n spare'],
       text: ({ figures }) => (figures && figures.times > 0 ? format.count(figures.times) : ''),
     },
-    { head: ['Backward', 'n wide'], text: ({ figures }) => some(figures?.backward_bytes), optional: true },
+    { head: ['Backward', 'n spare'], text: ({ figures }) => some(figures?.backward_bytes), optional: true },
     { head: ['Largest tensor', 'wide kind'], text: tensorText, optional: true },
     { head: ['Custom categories', 'wide kind'], text: line => categoriesText(line, page), optional: true },
     { head: ['Compile contexts', 'wide kind'], text: line => contextsText(line, page), optional: true },

@@ -66,22 +66,26 @@ export class SourceTable<Row extends { line: number; figures?: unknown }> {
     number: (row: Row) => Node | string = row => String(row.line),
   ) {
     const shown: HTMLElement[] = [];
+    // Texts may be long: they stand behind the code, so that it stays on the screen.
+    const isText = ({ head }: SourceColumn<Row>) => head[1].split(' ').includes('kind');
+    const [before, behind] = [columns.filter(one => !isText(one)), columns.filter(isText)];
     const hasSource = lines.some(line => text(line) !== '');
     lines.forEach((line, at) => {
-      const before = lines[at - 1];
-      if (hasSource && before && before.line + 1 < line.line)
+      const previous = lines[at - 1];
+      if (hasSource && previous && previous.line + 1 < line.line)
         shown.push(el('tr', { class: 'gap' }, el('td', { colspan: columns.length + 2 }, '\u22ef')));
-      const cells = columns.map(column => {
+      const cellOf = (column: SourceColumn<Row>) => {
         const cell = el('td', { class: `${column.head[1]}${column.share ? ' share' : ''}` }, column.text(line));
         if (column.share) cell.style.backgroundSize = `${100 * column.share(line)}% 100%`;
         return cell;
-      });
+      };
       const row = el(
         'tr',
         { class: line.figures ? 'has' : '' },
-        cells,
+        before.map(cellOf),
         el('td', { class: 'n' }, line.figures ? number(line) : String(line.line)),
         el('td', { class: 'source' }, el('pre', {}, text(line))),
+        behind.map(cellOf),
       );
       this.rows.push([line, row]);
       shown.push(row);
@@ -90,7 +94,11 @@ export class SourceTable<Row extends { line: number; figures?: unknown }> {
       'details',
       { open: isOpen, class: 'file' },
       el('summary', {}, title),
-      scrollTable([...columns.map(column => column.head), ['Line', 'n'], ['Source']], shown, { class: 'code-table' }),
+      scrollTable(
+        [...before.map(column => column.head), ['Line', 'n'], ['Source'], ...behind.map(column => column.head)],
+        shown,
+        { class: 'code-table' },
+      ),
     );
   }
 
