@@ -50,7 +50,11 @@ export function linesPage(app: HTMLElement, data: Uint8Array): void {
     { class: 'card w12', id: 'source', 'aria-label': 'Source' },
     el('h2', {}, 'Source'),
     functions.map(one => one.source.element),
-    el('p', { class: 'note spare-note' }, 'A wider page has more figures: Reserved peak, Allocated, Blocks, Times, Backward.'),
+    el(
+      'p',
+      { class: 'note spare-note' },
+      'A wider page has more figures: Reserved peak, Allocated, Blocks, Times, Backward.',
+    ),
   );
   const field = el('input', {
     type: 'search',

@@ -156,10 +156,10 @@ function advice(found: ServerSummary): HTMLElement | null {
 }
 
 function stages(found: ServerSummary): HTMLElement {
-  const figure = (at: number, name: 'start_bytes' | 'peak_bytes' | 'end_bytes' | 'transient_bytes') =>
-    el('td', { class: 'n' }, bytes(`server.stages.${at}.${name}`, found.stages[at]?.[name] ?? 0));
+  const figure = (at: number, name: 'start_bytes' | 'peak_bytes' | 'end_bytes' | 'transient_bytes', className = 'n') =>
+    el('td', { class: className }, bytes(`server.stages.${at}.${name}`, found.stages[at]?.[name] ?? 0));
   return scrollTable(
-    [['Stage'], ['Start', 'n'], ['Peak', 'n'], ['End', 'n'], ['Above start', 'n'], ['Time', 'n wide']],
+    [['Stage'], ['Start', 'n'], ['Peak', 'n'], ['End', 'n'], ['Above start', 'n wide'], ['Time', 'n wide']],
     found.stages.map((one, at) =>
       el(
         'tr',
@@ -168,7 +168,7 @@ function stages(found: ServerSummary): HTMLElement {
         figure(at, 'start_bytes'),
         figure(at, 'peak_bytes'),
         figure(at, 'end_bytes'),
-        figure(at, 'transient_bytes'),
+        figure(at, 'transient_bytes', 'n wide'),
         el('td', { class: 'n wide' }, format.duration(one.duration_ns / 1000)),
       ),
     ),
