@@ -1,10 +1,13 @@
 """Ranks of DDP with batches of different sizes: rank R gets R + 1 times the batch of rank 0.
 
-uneven.py [--stray | --context]     --stray: each rank allocates on GPU 0 before it selects its own
+uneven.py [--stray | --context | --spawn]     --stray: each rank allocates on GPU 0 before it selects its own
                                     --context: each rank creates a context on GPU 0 and allocates nothing there
+                                    --spawn: this process starts two ranks; otherwise torchrun starts them
 """
 
 import os
+import socket
+import subprocess
 import sys
 
 import torch
@@ -27,5 +30,20 @@ def main(options):
     dist.destroy_process_group()
 
 
+def spawn():
+    variables = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    started = [
+        subprocess.Popen([sys.executable, __file__], env={**os.environ, **variables, "RANK": rank, "LOCAL_RANK": rank})
+        for rank in "01"
+    ]
+    return max(one.wait() for one in started)
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(spawn() if "--spawn" in sys.argv else main(sys.argv[1:]))
