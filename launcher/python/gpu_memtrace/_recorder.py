@@ -61,7 +61,7 @@ class Recorder:
         self._output: Optional[BinaryIO] = None
         self._folder: Optional[Path] = None
         self._pid = 0
-        self._end = signal.SIGTERM
+        self._end: signal.Signals = signal.SIGTERM
         self._is_stopped = False
         self._end_of_cells: Optional[Callable[[], None]] = None
 
