@@ -156,7 +156,7 @@ struct StackStatistics {
 }
 
 impl StackStatistics {
-    /// Takes an event that counts for these stacks.
+    /// Observes an event that counts for these stacks.
     fn observe(&mut self, device: &DeviceReplay, e: &Event, change: &Change, stacks: [StackId; 2], counts: bool) {
         self.device.observe(&device.allocator, e, change);
         if device.source != EventSource::Torch {
