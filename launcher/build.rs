@@ -1,5 +1,5 @@
 //! Builds the preloaded library (`memtrace-interpose`) and the simulated CUDA (`simulate`), and lets the launcher embed
-//! them, so that all always come from one build.
+//! them, so that all always come from one build. Lists the pages of the documentation that `memtrace docs` prints.
 //!
 //! Cargo cannot depend on a cdylib. This script therefore runs a second cargo with its own target directory.
 //! `MEMTRACE_EMBED_LIBRARY` names a library, and `MEMTRACE_EMBED_SIMCUDA` a folder, that were built elsewhere instead.
@@ -19,6 +19,7 @@ fn main() {
         println!("cargo::error={error}");
         return;
     }
+    list_pages();
     println!("cargo::rerun-if-env-changed=MEMTRACE_EMBED_LIBRARY");
     println!("cargo::rerun-if-env-changed=MEMTRACE_EMBED_SIMCUDA");
     let library = match env::var_os("MEMTRACE_EMBED_LIBRARY") {
@@ -39,6 +40,31 @@ fn main() {
         println!("cargo::rerun-if-changed={}", core.display());
         println!("cargo::rustc-env=MEMTRACE_EMBEDDED_SIMCUDA_{}={}", part.to_uppercase(), core.display());
     }
+}
+
+/// Writes `pages.rs`: the name and the text of each page of docs/ that is for users, by its path without `.md`.
+fn list_pages() {
+    let docs = Path::new(&env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("../docs");
+    let mut folders = vec![docs.clone()];
+    let mut pages = Vec::new();
+    while let Some(folder) = folders.pop() {
+        println!("cargo::rerun-if-changed={}", folder.display());
+        for entry in fs::read_dir(&folder).unwrap_or_else(|e| panic!("cannot read {}: {e}", folder.display())) {
+            let path = entry.expect("an entry of a folder").path();
+            let name = path.strip_prefix(&docs).expect("it is below docs").with_extension("");
+            if path.is_dir() {
+                let is_for_developers = ["dev", "decisions"].iter().any(|folder| name == Path::new(folder));
+                folders.extend((!is_for_developers).then_some(path));
+            } else if path.extension().is_some_and(|extension| extension == "md") {
+                println!("cargo::rerun-if-changed={}", path.display());
+                pages.push(format!("({name:?}, include_str!({path:?})),\n"));
+            }
+        }
+    }
+    pages.sort();
+    let list = format!("static PAGES: [(&str, &str); {}] = [\n{}];\n", pages.len(), pages.concat());
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it")).join("pages.rs");
+    fs::write(&out, list).unwrap_or_else(|e| panic!("cannot write {}: {e}", out.display()));
 }
 
 /// The error for a target whose programs memtrace cannot record.

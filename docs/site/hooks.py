@@ -1,6 +1,6 @@
 """Checks and conversions that MkDocs lacks for memtrace's pages.
 
-- The navigation is that of docs/README.md. A page that README.md does not list is an error.
+- The navigation is that of docs/README.md: a section for each `##`, with a group for each `###`. A page that README.md does not list is an error.
 - Pages link to files outside docs/: to other documentation, schemas and source code. Each such file gets a page of its own.
 - The forge and MkDocs read Markdown differently. A page with other lists, tables, headings or code blocks in the two is an error.
 - Every relative link must lead to a file of the repository. External links are checked by their syntax, without a request.
@@ -119,18 +119,22 @@ def content(path, files):
 
 
 def on_config(config):
-    nav, section, listed = [{"Home": "README.md"}], None, set()
+    nav, section, group, listed = [{"Home": "README.md"}], None, None, set()
     for line in (ROOT / "docs/README.md").read_text().splitlines():
         if line.startswith("## "):
-            section = []
+            section, group = [], None
             nav.append({line[3:]: section})
+        elif line.startswith("### "):
+            group = []
+            section.append({line[4:]: group})
         for name, link in re.findall(r"\[([^\]]+)\]\(([^)#]+)\)", line):
             page = page_of(target("docs/README.md", link)[0])
             # The introduction names pages in lower case before the lists do.
             if page.endswith(".md") and page not in listed and line.startswith(("- ", "  ")):
                 listed.add(page)
                 name = name.replace("`", "")
-                (nav if section is None else section).append({name if "." in name else name[0].upper() + name[1:]: page})
+                pages = next(pages for pages in (group, section, nav) if pages is not None)
+                pages.append({name if "." in name else name[0].upper() + name[1:]: page})
     config.nav = nav
     return config
 

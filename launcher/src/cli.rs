@@ -115,6 +115,11 @@ pub(crate) enum Command {
     ///
     /// The kernel of a Python whose notebooks are recorded, with %memtrace. See docs/how-to/notebooks.md.
     Kernel(Kernel),
+    /// Print a page of the documentation
+    ///
+    /// The pages are inside the program. Help texts name them by their paths, such as docs/how-to/limit.md, which PAGE
+    /// may be.
+    Docs(Docs),
     /// Write the manual pages
     Man(Man),
     /// Print a completion script for a shell
@@ -730,6 +735,16 @@ pub(crate) struct KernelRemove {
     /// A Python that has Jupyter's packages [default: the first python on PATH]
     #[arg(long, value_name = "PATH")]
     pub(crate) python: Option<PathBuf>,
+}
+
+/// The options of `memtrace docs`.
+#[derive(Args, Debug)]
+#[command(after_help = "`memtrace docs out-of-memory | less` shows a page in a pager.")]
+pub(crate) struct Docs {
+    /// The name of a page: out-of-memory, how-to/out-of-memory or docs/how-to/out-of-memory.md [default: list all
+    /// pages]
+    #[arg(value_name = "PAGE")]
+    pub(crate) page: Option<String>,
 }
 
 /// The options of `memtrace man`.

@@ -4,6 +4,7 @@
 import argparse
 import concurrent.futures
 import difflib
+import functools
 import os
 import re
 import shutil
@@ -18,7 +19,8 @@ Runs the commands that pages show, over the simulated CUDA, and compares their o
 A page is checked if it has a block in the language `console`. A line of the block that begins with `$ ` is a command; a backslash
 at its end continues it. The lines after it are its output, stdout and stderr together. A line `...` stands for any number of lines,
 `[..]` for any part of a line. Commands of one page run one after another in a new folder, which has copies of examples/ and
-scripts/sim; memtrace is on PATH. A comment `<!-- run: COMMAND -->` runs a command that the page does not show.
+scripts/sim; memtrace is on PATH, and so is the python of scripts/venv. A comment `<!-- run: COMMAND -->` runs a command that the page does
+not show, and `<!-- env: NAME=VALUE -->` sets a variable for the commands after it.
 
 Every figure with a unit (GiB, MiB, KiB, %, blocks) in the text must stand in one of the page's commands or in its output, which
 includes the part of the output that the page leaves out.
@@ -27,7 +29,7 @@ includes the part of the output that the page leaves out.
 """
 
 ROOT = Path(__file__).resolve().parents[2]
-PIECE = re.compile(r"^```console\n(?P<block>.*?)^```$|^<!-- run: (?P<hidden>.*?) -->$", re.M | re.S)
+PIECE = re.compile(r"^```console\n(?P<block>.*?)^```$|^<!-- run: (?P<hidden>.*?) -->$|^<!-- env: (?P<name>\w+)=(?P<value>\S*) -->$", re.M | re.S)
 CODE = re.compile(r"^```.*?^```$|^<!--.*?-->$", re.M | re.S)
 FIGURE = re.compile(r"(?<![\w.,])\d[\d,]*(?:\.\d+)? (?:[KMGT]iB|%|blocks)(?!\w)")
 
@@ -107,30 +109,42 @@ def variables():
     for name in ("MEMTRACE_CACHE",):
         if name in os.environ:
             kept[name] = os.environ[name]
-    kept.update(PATH=os.path.dirname(memtrace) + os.pathsep + os.environ["PATH"], CARGO_TARGET_DIR=target, PYTHONDONTWRITEBYTECODE="1")
+    path = os.pathsep.join([os.path.dirname(memtrace), python_folder(), os.environ["PATH"]])
+    kept.update(PATH=path, CARGO_TARGET_DIR=target, PYTHONDONTWRITEBYTECODE="1")
     return kept
 
 
-def run(command, folder):
+@functools.cache
+def python_folder():
+    """The folder of the Python that scripts/sim uses."""
+    venv = subprocess.run([ROOT / "scripts/venv"], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    return venv + "/bin"
+
+
+def run(command, folder, more):
     result = subprocess.run(
-        ["bash", "-c", command], cwd=folder, env=variables(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600
+        ["bash", "-c", command], cwd=folder, env={**variables(), **more}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600
     )
     return result.stdout.decode(errors="replace")
 
 
 def check_page(path, text, update=False, runner=run):
     """The errors of a page, and its text with the output of today."""
-    errors, outputs, new = [], [], text
+    errors, outputs, new, more = [], [], text, {}
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         prepare(folder)
         for piece in PIECE.finditer(text):
+            if piece.group("name"):
+                more[piece.group("name")] = piece.group("value")
+                outputs.append(re.sub(r"\b(\d+)([KMGT])\b", r"\1 \2iB", piece.group("value")))
+                continue
             if piece.group("hidden"):
-                runner(piece.group("hidden"), folder)
+                runner(piece.group("hidden"), folder, more)
                 continue
             blocks = []
             for command, expected in steps(piece.group("block")):
-                output = runner("\n".join(command), folder)
+                output = runner("\n".join(command), folder, more)
                 outputs.append(output)
                 # A size in a command (SIMCUDA_MEMORY=12G) is a figure that the text may repeat.
                 outputs.append(re.sub(r"(\d)([KMGT])(?:iB)?\b", r"\1 \2iB", " ".join(command)))
@@ -170,10 +184,12 @@ def self_test():
         (good.replace("...", "[..]"), True),
         (good.replace("folder [..]\n", ""), True),
         (good.replace("...\nfolder [..]\nend", "folder [..]\n..."), False),
+        ("<!-- env: SIMCUDA_MEMORY=12G -->\n\nOf 12 GiB: " + good, True),
+        ("<!-- env: SIMCUDA_MEMORY=11G -->\n\nOf 12 GiB: " + good, False),
     ]
     wrong = 0
     for text, right in cases:
-        if (check_page("page", text, runner=lambda command, folder: output) == []) != right:
+        if (check_page("page", text, runner=lambda command, folder, more: output) == []) != right:
             print("self-test: %s: %r" % ("an error" if right else "no error", text))
             wrong += 1
     page = good.replace("peak 13.7 GiB\n...", "peak 1.7 GiB\n...")
@@ -192,7 +208,7 @@ def main():
     arguments = parser.parse_args()
     if arguments.self_test:
         return min(self_test(), 1)
-    pages = [path.resolve() for path in arguments.page] or sorted((ROOT / "docs").rglob("*.md"))
+    pages = [path.resolve() for path in arguments.page] or [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     pages = [(path, text) for path in pages if "\n```console\n" in (text := path.read_text())]
     # The longest page first.
     pages.sort(key=lambda page: -page[1].count("\n$ "))

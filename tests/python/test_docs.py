@@ -1,4 +1,4 @@
-"""The examples of docs/how-to/python-api.md and pause.md, exactly as they are on the pages, as one program each."""
+"""The examples of docs/how-to/python-api.md, exactly as they are on the page, as one program."""
 
 from __future__ import annotations
 
@@ -25,15 +25,7 @@ def test_the_examples_of_the_python_api(tmp_path: Path) -> None:
     head, tail = result.stdout[: result.stdout.index("Element type")], result.stdout[result.stdout.index("## train_step") :]
     assert "'parameter': 4198400" in head and "Adam.weight.exp_avg " in result.stdout
     assert re.search(r"512 B +0 B +\d+  +loss = model\(batch\).sum\(\)", tail), tail
-
-
-def test_the_examples_of_pauses(tmp_path: Path) -> None:
-    program = tmp_path / "train.py"
-    prelude = "import torch\ndef warm_up():\n    torch.zeros(1 << 20, device='cuda')\ntorch.zeros(1, device='cuda')\n"
-    program.write_text(prelude + program_of("pause.md"))
-    folder = tmp_path / "run"
-    result = finished([memtrace(), "--quiet", "-o", str(folder), "--", sys.executable, str(program)], environment(), folder)
-    assert result.returncode == 0, result.stdout + result.stderr
+    # The last part of the page leaves its allocations out.
     assert result.summary()["losses"]["events_dropped"] > 0
     (process,) = result.summary()["processes"]
     assert any("paused the recording" in notice["text"] for notice in process["notices"])

@@ -210,7 +210,7 @@ impl TextReport {
             let folder = summary.run.path.trim_end_matches('/');
             self.footer("Files", &format!("{folder}/  {}", names.join("  ")));
             self.footer("Details", &format!("memtrace open {folder}   lines: memtrace lines {folder}"));
-            self.footer("Guide", "docs/reading-the-report.md");
+            self.footer("Guide", "memtrace docs reading-the-report");
         }
     }
 

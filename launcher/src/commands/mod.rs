@@ -5,6 +5,7 @@ mod browser;
 pub(crate) mod categories;
 pub(crate) mod check;
 pub(crate) mod diff;
+pub(crate) mod docs;
 pub(crate) mod doctor;
 pub(crate) mod dry_run;
 pub(crate) mod export;

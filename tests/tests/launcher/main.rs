@@ -4,6 +4,7 @@ mod attach;
 mod attach_safety;
 mod categories;
 mod command_line;
+mod docs;
 mod doctor;
 mod drain;
 mod dry_run;

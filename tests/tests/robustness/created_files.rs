@@ -1,4 +1,4 @@
-//! The modes of all that memtrace creates, whatever the umask, and of what it uses again (docs/explanation/safety.md).
+//! The modes of all that memtrace creates, whatever the umask, and of what it uses again (docs/reference/safety.md).
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;

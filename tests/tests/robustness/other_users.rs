@@ -1,5 +1,5 @@
 //! Another user of the machine who attacks while memtrace runs: its socket, the folder of the preloaded library, and
-//! the run folder. docs/explanation/safety.md lists the promises; `safety` has the tests without an attack in progress.
+//! the run folder. docs/reference/safety.md lists the promises; `safety` has the tests without an attack in progress.
 //!
 //! Only root can become another user. Without root privileges a test says that it has checked nothing.
 

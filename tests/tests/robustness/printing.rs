@@ -218,6 +218,7 @@ const KNOWN: &[(&str, &[&str])] = &[
             "kernel remove --python {missing} --sys-prefix",
         ],
     ),
+    ("docs", &["docs {hostile}", "docs", "docs install"]),
     ("man", &["man -o {new}", "man", "man --output {trace}"]),
     ("completions", &["completions bash", "completions {hostile}"]),
     ("memory-in-use", &["memory-in-use"]),

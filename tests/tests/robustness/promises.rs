@@ -5,7 +5,7 @@ use std::path::Path;
 
 use memtrace_tests::traced_program::root;
 
-const DOCUMENTS: [&str; 2] = ["docs/explanation/reliability.md", "docs/explanation/safety.md"];
+const DOCUMENTS: [&str; 2] = ["docs/reference/reliability.md", "docs/reference/safety.md"];
 /// The heading of the column that names tests.
 const COLUMN: &str = "Test";
 

@@ -1,4 +1,4 @@
-//! Privacy and safety of runs. docs/explanation/safety.md lists the promises.
+//! Privacy and safety of runs. docs/reference/safety.md lists the promises.
 //!
 //! Privacy: only its owner can read a run, during the recording and afterwards. Safety: memtrace writes nothing outside
 //! the run folder, and no content of a recording harms its reader.

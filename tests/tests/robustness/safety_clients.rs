@@ -14,7 +14,7 @@ use memtrace_trace::file::Reader;
 use serde_json::Value;
 
 const INTRUDER: &str = env!("CARGO_BIN_EXE_intruder");
-/// The launcher's memory limit under any input. docs/explanation/safety.md has the calculation.
+/// The launcher's memory limit under any input. docs/reference/safety.md has the calculation.
 const MOST_MEMORY_KIB: u64 = 700 * 1024;
 /// The memory of a launcher without hostile clients, including the windows and queues of one or two processes.
 const LITTLE_MEMORY_KIB: u64 = 120 * 1024;
