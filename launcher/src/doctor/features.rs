@@ -23,7 +23,7 @@ pub(super) fn names(trace: &Reader) -> Check {
     let names = trace.definitions().tensor_names.len() as u64;
     if let Some((_, text)) = notice_status(trace, FREE_THREADED_TOPIC) {
         let reason = text.split_once(": ").map_or(text, |(_, reason)| reason);
-        return Check::note(name, format!("none: {reason}")).with_fix("use a build of CPython with the GIL");
+        return Check::failed(name, format!("none: {reason}"), "use a build of CPython with the GIL");
     }
     match notice_status(trace, "torch.names") {
         Some((NoticeStatus::Off, text)) => Check::failed(name, format!("none: {}", reason(text)), tested_pytorch()),
