@@ -657,7 +657,7 @@ async function sizes(page, { check, equal, drawn }) {
   await page.emulateMedia({ media: 'screen' });
   await page.setViewportSize(size);
   await drawn();
-  // Tab visits everything that can be operated, and each has a name. It scrolls: a pointer over the timeline would move.
+  // Tab visits everything that can be operated, and each has a name. Tab scrolls, so the pointer leaves the timeline.
   await page.mouse.move(1, 1);
   await drawn();
   const operated = await page.evaluate(() => {
