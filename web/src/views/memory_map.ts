@@ -1,6 +1,6 @@
 /**
- * The memory map: the segments of PyTorch's caching allocator, and the blocks in them. One segment follows the other, as
- * the words of a text do, and all rows have the same scale.
+ * The memory map: the segments of PyTorch's caching allocator, and the blocks in them. One segment follows the other,
+ * as the words of a text do, and all rows have the same scale.
  */
 
 import type { Device } from '../data/model';
@@ -81,7 +81,8 @@ export class MemoryMap {
         : `${format.size(empty.reduce((all, one) => all + one.size, 0))} can be released: segments without a block. ` +
             `Live blocks keep ${format.size(held.reduce((all, one) => all + free(one), 0))} in ` +
             `${format.number(held.length, 'segment')} from being released. `,
-      `To scale: each full row is ${format.size(this.rowBytes())}. Segments with the most unallocated memory come first.`,
+      `To scale: each full row is ${format.size(this.rowBytes())}. `,
+      'Segments with the most unallocated memory come first.',
     );
     this.draw();
   }
