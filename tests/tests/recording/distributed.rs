@@ -121,7 +121,7 @@ fn uneven_ranks_are_compared() {
     let [issue] = &issues[..] else { panic!("{issues:#?}") };
     assert_eq!((&issue["rule"], &issue["processes"][0]["rank"]), (&json!("stray-context"), &json!(1)));
     assert_eq!(issue["bytes"], 20 << 20, "the segment of a block of 3 MiB");
-    assert!(issue["processes"][0]["location"].as_str().unwrap().ends_with("uneven.py:19 main"), "{issue}");
+    assert!(issue["processes"][0]["location"].as_str().unwrap().ends_with("uneven.py:22 main"), "{issue}");
 }
 
 #[test]

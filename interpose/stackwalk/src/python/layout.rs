@@ -6,7 +6,6 @@
 //! used. A row then contains their slots ([`PublishedSlots`]) and the offsets that are not published.
 
 use super::reason::Reason;
-use super::text::Storage;
 
 /// A version of CPython, without the patch level.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -226,7 +225,10 @@ pub(super) struct TextLayout {
     pub(super) compact_data: usize,
     /// The pointer to the characters of a string that is not compact.
     pub(super) data_pointer: usize,
-    /// Where the kind of a string may be in its state ([`Storage::of`]).
+    /// Where in `PyASCIIObject.state` the bits for kind (3), compact and ascii may be. They follow 2 bits of `interned`,
+    /// or 16 bits in some builds of 3.14: in each of these forms the bits at the other position cannot be a string's,
+    /// because the kind would be 0. In free-threaded builds, `interned` has 8 bits, and the bits after ascii have any
+    /// value.
     pub(super) state_shifts: &'static [u32],
 }
 
@@ -240,14 +242,8 @@ pub(super) struct TypeSizes {
     pub(super) unicode: usize,
 }
 
-const TEXT: TextLayout = TextLayout {
-    length: 16,
-    state: 32,
-    ascii_data: 40,
-    compact_data: 56,
-    data_pointer: 56,
-    state_shifts: Storage::SHIFTS,
-};
+const TEXT: TextLayout =
+    TextLayout { length: 16, state: 32, ascii_data: 40, compact_data: 56, data_pointer: 56, state_shifts: &[2, 16] };
 const OLD_TEXT: TextLayout = TextLayout { ascii_data: 48, compact_data: 72, data_pointer: 72, ..TEXT };
 
 const V3_8: Layout = Layout {
@@ -547,7 +543,7 @@ impl Layout {
         Layout {
             objects,
             frame: FrameLayout { instruction_kind: InstructionKind::ThreadPointer, ..self.frame },
-            text: TextLayout { state_shifts: Storage::FREE_THREADED_SHIFTS, ..self.text },
+            text: TextLayout { state_shifts: &[8], ..self.text },
             sizes: TypeSizes { unicode: self.sizes.unicode + objects.moved, ..self.sizes },
             thread_bytecode: Some(ThreadBytecode { copies, index }),
             ..*self

@@ -15,7 +15,6 @@ use super::layout::{
 };
 use super::memory::CheckedMemory;
 use super::reason::Reason;
-use super::text::Storage;
 use super::verify::{self, Examined, LiveCheck, Types};
 use super::walk::FrameWalker;
 
@@ -50,7 +49,7 @@ const LAYOUT: Layout = Layout {
         ascii_data: 32,
         compact_data: 48,
         data_pointer: 48,
-        state_shifts: Storage::SHIFTS,
+        state_shifts: &[2, 16],
     },
     sizes: TypeSizes { code: (72, 2), frame: (None, 8), unicode: 56 },
     thread_bytecode: None,

@@ -16,13 +16,6 @@ pub(super) struct Storage {
 }
 
 impl Storage {
-    /// The position of the bits for kind (3), compact and ascii in `PyASCIIObject.state`. They follow 2 bits of
-    /// `interned`, or 16 bits in some builds of 3.14. In each form the bits at the other position cannot be a string's,
-    /// because the kind would be 0.
-    pub(super) const SHIFTS: &[u32] = &[2, 16];
-    /// The same in free-threaded builds. `interned` has 8 bits, and the bits after these ones have any value.
-    pub(super) const FREE_THREADED_SHIFTS: &[u32] = &[8];
-
     /// Decodes `state`. `None` if it is no string's.
     pub(super) fn of(layout: &TextLayout, state: u32) -> Option<Storage> {
         layout.state_shifts.iter().find_map(|shift| {
@@ -134,15 +127,9 @@ unsafe fn characters<'a, T>(address: usize, length: usize) -> &'a [T] {
 mod tests {
     use super::*;
 
-    const LAYOUT: TextLayout = TextLayout {
-        length: 8,
-        state: 4,
-        ascii_data: 16,
-        compact_data: 24,
-        data_pointer: 24,
-        state_shifts: Storage::SHIFTS,
-    };
-    const FREE_THREADED: TextLayout = TextLayout { state_shifts: Storage::FREE_THREADED_SHIFTS, ..LAYOUT };
+    const LAYOUT: TextLayout =
+        TextLayout { length: 8, state: 4, ascii_data: 16, compact_data: 24, data_pointer: 24, state_shifts: &[2, 16] };
+    const FREE_THREADED: TextLayout = TextLayout { state_shifts: &[8], ..LAYOUT };
     const COMPACT: u32 = 8;
     const ASCII: u32 = 16;
 
@@ -195,7 +182,7 @@ mod tests {
     #[test]
     fn invalid_state_bits_are_rejected() {
         for bits in [0, 3, 5, 6, 7, 2 | ASCII, 4 | ASCII] {
-            for shift in Storage::SHIFTS {
+            for shift in LAYOUT.state_shifts {
                 assert_eq!(Storage::of(&LAYOUT, bits << shift), None, "{bits} {shift}");
             }
             assert_eq!(Storage::of(&FREE_THREADED, bits << 8 | u32::MAX << 16), None, "{bits}");
