@@ -377,8 +377,8 @@ impl Guard {
         if self.process().interpreter.set_reported() {
             self.notice("python", status, &text);
             if python.is_free_threaded() {
-                let text = "names of tensors and modules, what holds tensors, reference cycles, memory pools: CPython is \
-                            free-threaded, so other threads may change its objects while they are read";
+                let text = "names of tensors and modules, what holds tensors, reference cycles, memory pools: CPython \
+                            is free-threaded, so other threads may change its objects while they are read";
                 self.notice(FREE_THREADED_TOPIC, NoticeStatus::Off, text);
             }
         }

@@ -143,7 +143,7 @@ class Recorder:
         return None
 
     def _text(self) -> str:
-        """What the launcher has printed."""
+        """The output of the launcher."""
         output = self._output
         if output is None:
             return ""

@@ -1,6 +1,6 @@
-//! Free-threaded CPython. In 3.14, each thread's stacks are those that Python sees, and other objects are not read, with
-//! a reason. In other versions it is refused in words: the process is unharmed, every event has its native stack, and
-//! the report and `run.json` give the reason.
+//! Free-threaded CPython. In 3.14, each thread's stacks are those that Python sees, and other objects are not read,
+//! with a reason. In other versions it is refused in words: the process is unharmed, every event has its native stack,
+//! and the report and `run.json` give the reason.
 
 use std::process::Command;
 

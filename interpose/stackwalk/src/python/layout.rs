@@ -31,8 +31,8 @@ pub(super) struct Layout {
 }
 
 /// The fields that all objects and all type objects have. The header of an object is larger in a free-threaded build
-/// (`ob_tid`, `ob_mutex`, `ob_gc_bits`, `ob_ref_local` and `ob_ref_shared` instead of `ob_refcnt`), and all fields after
-/// it move by the same number of bytes.
+/// (`ob_tid`, `ob_mutex`, `ob_gc_bits`, `ob_ref_local` and `ob_ref_shared` instead of `ob_refcnt`), and all fields
+/// after it move by the same number of bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct ObjectLayout {
     moved: usize,
@@ -225,10 +225,10 @@ pub(super) struct TextLayout {
     pub(super) compact_data: usize,
     /// The pointer to the characters of a string that is not compact.
     pub(super) data_pointer: usize,
-    /// Where in `PyASCIIObject.state` the bits for kind (3), compact and ascii may be. They follow 2 bits of `interned`,
-    /// or 16 bits in some builds of 3.14: in each of these forms the bits at the other position cannot be a string's,
-    /// because the kind would be 0. In free-threaded builds, `interned` has 8 bits, and the bits after ascii have any
-    /// value.
+    /// Where in `PyASCIIObject.state` the bits for kind (3), compact and ascii may be. They follow 2 bits of
+    /// `interned`, or 16 bits in some builds of 3.14. In each of these forms the bits at the other position cannot be a
+    /// string's, because the kind would be 0. In free-threaded builds, `interned` has 8 bits, and the bits after ascii
+    /// have any value.
     pub(super) state_shifts: &'static [u32],
 }
 
