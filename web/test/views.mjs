@@ -582,13 +582,17 @@ async function ranks(page, expect, blocks, { check, equal, drawn, wrongColumns, 
       return { x, y: top + height * (1 - bytes / ceiling), ranks };
     }, rank);
     if (!target) continue;
+    const selected = () =>
+      page.evaluate(() => {
+        const { timeline, state } = window.memtraceReport;
+        return [timeline.content.device.devices.indexOf(state.now.device), state.now.division];
+      });
+    const [before] = await selected();
     await page.mouse.click(box.x + target.x, box.y + target.y);
     await drawn();
-    const chosen = await page.evaluate(() => {
-      const { timeline, state } = window.memtraceReport;
-      return [timeline.content.device.devices.indexOf(state.now.device), state.now.division];
-    });
-    const [clicked, division] = chosen;
+    const [clicked, division] = await selected();
+    // Beside a short peak the pixel can be above all areas. A click there selects nothing.
+    if (target.ranks.includes(-1)) target.ranks.push(before);
     check(
       `click on the area of rank ${rank}`,
       (clicked === rank || target.ranks.includes(clicked)) && division === 'rank',
