@@ -125,6 +125,12 @@ fn as_process(pointer: *mut Process) -> Option<&'static Process> {
     Some(unsafe { &*pointer })
 }
 
+/// The process that `pointer` refers to. `None` also in a forked child, and after [`Process::forget`].
+#[inline]
+fn as_own_process(pointer: *mut Process) -> Option<&'static Process> {
+    as_process(pointer).filter(|process| process.alive.load(Ordering::Relaxed) != 0)
+}
+
 /// The kernel's id of the calling thread.
 pub(crate) fn thread_id() -> u32 {
     // SAFETY: `gettid` takes no arguments and cannot fail.
@@ -149,7 +155,7 @@ impl Process {
     /// forked children included.
     #[inline]
     pub(crate) fn if_started() -> Option<&'static Process> {
-        as_process(CURRENT.load(Ordering::Acquire)).filter(|p| p.alive.load(Ordering::Relaxed) != 0)
+        as_own_process(CURRENT.load(Ordering::Acquire))
     }
 
     /// Whether memtrace did not start this process. False before the first event has shown that.
@@ -168,8 +174,7 @@ impl Process {
         // one. Of this addition and that store of `CURRENT`, one thread sees the other's: both are sequentially
         // consistent.
         MISSED_EVENTS.fetch_add(1, Ordering::SeqCst);
-        let process = as_process(CURRENT.load(Ordering::SeqCst));
-        if let Some(process) = process.filter(|p| p.alive.load(Ordering::Relaxed) != 0) {
+        if let Some(process) = as_own_process(CURRENT.load(Ordering::SeqCst)) {
             process.include_missed_events();
         }
     }
@@ -277,9 +282,7 @@ impl Process {
         STARTING_FRAME.store(frame, Ordering::Relaxed);
         ABANDONED_BY.store(0, Ordering::Relaxed);
         let pointer = CURRENT.load(Ordering::Acquire);
-        let before = as_process(pointer);
-        let settled =
-            std::ptr::eq(pointer, not_traced()) || before.is_some_and(|p| p.alive.load(Ordering::Relaxed) != 0);
+        let settled = std::ptr::eq(pointer, not_traced()) || as_own_process(pointer).is_some();
         let pointer = if settled {
             pointer
         } else {

@@ -9,7 +9,7 @@
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use memtrace_stackwalk::CheckedMemory;
+use memtrace_stackwalk::{CheckedMemory, ObjectLayout};
 use memtrace_trace::definition::NoticeStatus;
 
 use crate::recording::guard::Guard;
@@ -23,11 +23,11 @@ const OBJECT_WORDS: usize = 96;
 const MAX_ATTEMPTS: u32 = 8;
 const IS_OFF: u32 = u32::MAX;
 
-/// Offsets of `PyObject.ob_type` and `PyTypeObject.tp_name` in bytes (Include/object.h, Include/cpython/object.h).
-const OB_TYPE: usize = 8;
-const TP_NAME: usize = 24;
+/// Offsets of `PyObject.ob_type` and `PyTypeObject.tp_name` with the GIL, in bytes.
+const OB_TYPE: usize = ObjectLayout::WITH_GIL.class();
+const TP_NAME: usize = ObjectLayout::WITH_GIL.class_name();
 /// By how many bytes both are moved: with the GIL, and in a free-threaded build.
-const MOVED: [usize; 2] = [0, 16];
+const MOVED: [usize; 2] = [0, ObjectLayout::FREE_THREADED.class() - OB_TYPE];
 
 /// The facts about `PyNode` in this process.
 pub(super) struct PythonNodes {

@@ -66,7 +66,7 @@ pub use definition::{DefinitionSink, FrameText, LoadedObject, Loss, ModuleCall};
 pub use intern::{Interner, MAX_STACKS};
 pub use lock::{Lock, Locked};
 pub use native::NativeStacks;
-pub use python::{CheckedMemory, FrameLocals, Python, Reason, avoid_process_vm_readv};
+pub use python::{CheckedMemory, FrameLocals, ObjectLayout, Python, Reason, avoid_process_vm_readv};
 pub use tables::{end_tables, reserve_table, return_table};
 pub use texts::{TextId, Texts};
 pub use thread::ThreadStacks;

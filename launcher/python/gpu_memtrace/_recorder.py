@@ -248,10 +248,9 @@ def _end_signal() -> signal.Signals:
 def _run_python() -> None:
     """Runs Python for about a millisecond: memtrace attaches to a thread that does."""
     until = time.monotonic() + 0.001
-    count = 0
     while time.monotonic() < until:
         for _ in range(200):
-            count += 1
+            pass
     # Other threads get their turn.
     time.sleep(0.0001)
 

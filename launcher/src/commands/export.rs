@@ -156,7 +156,6 @@ fn html(run: &Run, options: &Export, summary_options: &SummaryOptions<'_>, name:
     super::ensure_not_input(&path, run.processes())?;
     let mut line = ProgressLine::new(Stream::Stderr.is_terminal());
     let summary = summarize_with(run, summary_options, &mut |progress| line.show(&progress))?;
-    let mut page = Vec::new();
     let html_options = HtmlOptions {
         device: options.window.device,
         // The process that records asks for its own files.
@@ -165,10 +164,23 @@ fn html(run: &Run, options: &Export, summary_options: &SummaryOptions<'_>, name:
         custom_rules: summary_options.custom_rules,
         is_served: false,
     };
-    let drawn = html_report(&summary, &processes, &html_options, &mut page, &mut |progress| line.show(&progress));
+    draw(&summary, &processes, &html_options, line, options.output.as_deref(), name)
+}
+
+/// Draws a page and writes it into a file, whose name without `output` is `name`. `line` shows the progress.
+fn draw(
+    summary: &Summary,
+    processes: &[&Process],
+    options: &HtmlOptions<'_>,
+    mut line: ProgressLine,
+    output: Option<&Path>,
+    name: &str,
+) -> anyhow::Result<()> {
+    let mut page = Vec::new();
+    let drawn = html_report(summary, processes, options, &mut page, &mut |progress| line.show(&progress));
     line.clear();
     drawn?;
-    super::write_page(&page, options.output.as_deref(), name)
+    super::write_page(&page, output, name)
 }
 
 /// Writes the page of a run with all its processes.
@@ -179,8 +191,6 @@ pub(super) fn write_page_of(
     path: &Path,
 ) -> anyhow::Result<()> {
     super::ensure_not_input(path, run.processes())?;
-    let mut line = ProgressLine::new(Stream::Stderr.is_terminal());
-    let mut page = Vec::new();
     let html_options = HtmlOptions {
         device: None,
         sources: SourceAccess::of(run, summary_options.is_recording),
@@ -189,10 +199,8 @@ pub(super) fn write_page_of(
         is_served: false,
     };
     let processes: Vec<&Process> = run.processes().iter().collect();
-    let drawn = html_report(summary, &processes, &html_options, &mut page, &mut |progress| line.show(&progress));
-    line.clear();
-    drawn?;
-    super::write_page(&page, Some(path), "report.html")
+    let line = ProgressLine::new(Stream::Stderr.is_terminal());
+    draw(summary, &processes, &html_options, line, Some(path), "report.html")
 }
 
 /// The part of one process that is exported.

@@ -34,17 +34,19 @@ pub(super) struct Layout {
 /// (`ob_tid`, `ob_mutex`, `ob_gc_bits`, `ob_ref_local` and `ob_ref_shared` instead of `ob_refcnt`), and all fields
 /// after it move by the same number of bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct ObjectLayout {
+pub struct ObjectLayout {
     moved: usize,
 }
 
 impl ObjectLayout {
-    pub(super) const WITH_GIL: ObjectLayout = ObjectLayout { moved: 0 };
-    pub(super) const FREE_THREADED: ObjectLayout = ObjectLayout { moved: 16 };
+    /// A build with the GIL.
+    pub const WITH_GIL: ObjectLayout = ObjectLayout { moved: 0 };
+    /// A free-threaded build.
+    pub const FREE_THREADED: ObjectLayout = ObjectLayout { moved: 16 };
 
     /// `ob_type`.
     #[inline]
-    pub(super) const fn class(self) -> usize {
+    pub const fn class(self) -> usize {
         8 + self.moved
     }
 
@@ -59,7 +61,7 @@ impl ObjectLayout {
     }
 
     /// `tp_name` of a type object.
-    pub(super) const fn class_name(self) -> usize {
+    pub const fn class_name(self) -> usize {
         24 + self.moved
     }
 

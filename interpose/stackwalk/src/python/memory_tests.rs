@@ -257,7 +257,7 @@ fn walk(heap: &FakeHeap, thread: usize) -> Vec<String> {
     // SAFETY: the objects have this layout and live in `heap`.
     let mut id = unsafe {
         let leaf = frames.leaf(thread);
-        stacks.capture(&frames, leaf, &interner, &mut names)
+        stacks.capture(&frames.frames(), leaf, &interner, &mut names)
     };
     stacks.release();
     let mut texts = vec![];

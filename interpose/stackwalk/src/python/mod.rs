@@ -27,6 +27,7 @@ mod text;
 mod verify;
 mod walk;
 
+pub use layout::ObjectLayout;
 pub use locals::FrameLocals;
 pub use memory::{CheckedMemory, avoid_process_vm_readv};
 pub use process::Python;

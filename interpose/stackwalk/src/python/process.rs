@@ -18,7 +18,7 @@ use super::locals::FrameLocals;
 use super::memory::CheckedMemory;
 use super::reason::Reason;
 use super::verify::{self, AddressToLine, Examined, LiveCheck, Types};
-use super::walk::{FrameWalker, FreeThreadedWalker};
+use super::walk::FrameWalker;
 
 /// `PyGILState_GetThisThreadState`.
 type ThisThreadState = unsafe extern "C" fn() -> *mut c_void;
@@ -113,26 +113,14 @@ impl Python {
         }
         // SAFETY: the thread state of the calling thread is alive, and its layout is verified.
         let leaf = unsafe { self.frames.leaf(state.expose_provenance()) };
-        match self.frames.free_threaded() {
-            // SAFETY: `leaf` was just read from the calling thread's state, which cannot change before this function
-            // returns.
-            None => unsafe { thread.capture(&self.frames, leaf, interner, sink) },
-            Some(frames) => Python::capture_free_threaded(&frames, leaf, thread, interner, sink),
-        }
-    }
-
-    /// [`Self::capture`] in a free-threaded build. `leaf` is the innermost frame of the calling thread.
-    #[inline(never)]
-    fn capture_free_threaded<S: DefinitionSink>(
-        frames: &FreeThreadedWalker<'_>,
-        leaf: usize,
-        thread: &mut ThreadStacks,
-        interner: &Interner,
-        sink: &mut S,
-    ) -> StackId {
         // SAFETY: `leaf` was just read from the calling thread's state, which cannot change before this function
         // returns.
-        unsafe { thread.capture(frames, leaf, interner, sink) }
+        unsafe {
+            match self.frames.free_threaded_frames() {
+                None => thread.capture(&self.frames.frames(), leaf, interner, sink),
+                Some(frames) => thread.capture(&frames, leaf, interner, sink),
+            }
+        }
     }
 
     /// The innermost `nn.Module` being called on the stack of the last [`Self::capture`]. `NONE` if there is none.
@@ -141,7 +129,7 @@ impl Python {
     #[inline]
     pub fn module_call<S: DefinitionSink>(&self, thread: &mut ThreadStacks, sink: &mut S) -> ContextId {
         // SAFETY: the thread is still inside the hook, so the chain of the last capture is unchanged.
-        unsafe { thread.module_call(&self.frames, sink) }
+        unsafe { thread.module_call(&self.frames.frames(), sink) }
     }
 
     /// Whether the calling thread is in a Python function of this name. `false` if frames cannot be read. It creates no

@@ -147,7 +147,7 @@ impl FrameWalker {
     /// `leaf` is 0 or a frame of the calling thread's present chain.
     pub(super) unsafe fn is_in_function(&self, leaf: usize, name: &str) -> bool {
         const MAX_DEPTH: usize = 1000;
-        let (reader, mut frame) = (self.reader(), leaf);
+        let (reader, mut frame) = (FrameOffsets::of(&self.layout), leaf);
         for _ in 0..MAX_DEPTH {
             if frame == 0 {
                 return false;
@@ -241,32 +241,29 @@ pub(super) struct FreeThreadedOffsets {
     code_type: usize,
     size: usize,
     bytecode: usize,
+    first_traceable: usize,
     thread_bytecode: ThreadBytecode,
 }
-
-/// The position of an instruction whose copy of the bytecode is not found.
-const UNKNOWN_POSITION: u32 = u32::MAX;
 
 impl FreeThreadedOffsets {
     /// `None` for a build with the GIL.
     #[inline]
     pub(super) fn of(layout: &Layout, code_type: usize) -> Option<FreeThreadedOffsets> {
-        let (Some(thread_bytecode), Bytecode::Inline { start, .. }) = (layout.thread_bytecode, layout.code.bytecode)
-        else {
-            return None;
-        };
+        let thread_bytecode = layout.thread_bytecode?;
+        let Bytecode::Inline { start, first_traceable } = layout.code.bytecode else { return None };
         Some(FreeThreadedOffsets {
             frame: FrameOffsets::of(layout),
             class: layout.objects.class(),
             code_type,
             size: layout.objects.size(),
             bytecode: start,
+            first_traceable,
             thread_bytecode,
         })
     }
 
-    /// The distance of an instruction from the start of the bytecode that the frame runs, in bytes. `read` reads a word
-    /// in the code object, or in memory that it refers to.
+    /// The distance of an instruction from the start of the bytecode that the frame runs, in bytes. `None` if that copy
+    /// of the bytecode is not found. `read` reads a word in the code object, or in memory that it refers to.
     ///
     /// While the thread is detached from the interpreter, another thread may replace the array of copies by a larger
     /// one and free it. So what is read there counts only if the instruction is inside that copy.
@@ -295,13 +292,27 @@ impl FreeThreadedOffsets {
         }
         None
     }
+
+    /// The position of the function's first line, for a frame whose own is not found.
+    ///
+    /// # Safety
+    ///
+    /// `code` is a live code object.
+    #[cold]
+    #[inline(never)]
+    unsafe fn first_position(self, code: usize) -> u32 {
+        // SAFETY: the caller guarantees a live code object, and the verified layout has this field inside it.
+        unsafe { load::<u32>(code + self.first_traceable) }.saturating_mul(2)
+    }
 }
 
 impl FrameReader for FreeThreadedOffsets {
     #[inline]
     unsafe fn read(self, frame: usize) -> RawFrame {
         // SAFETY: the caller guarantees a frame of the present chain. The verified layout has these fields inside it,
-        // and an executable is an object, which lives as long as the frame.
+        // and an executable is an object, which lives as long as the frame. The array of copies is alive while the
+        // thread is attached to the interpreter. While it is detached, the array can be freed between two loads
+        // (`_PyMem_FreeDelayed`). Memory of that size stays mapped as long as its allocator keeps the segment.
         unsafe {
             let code = load::<usize>(frame + self.frame.code) & self.frame.code_mask;
             let previous = load(frame + self.frame.previous);
@@ -311,96 +322,42 @@ impl FrameReader for FreeThreadedOffsets {
             let pointer = load(frame + self.frame.instruction);
             let index = load::<u32>(frame + self.thread_bytecode.index) as usize;
             let position = self.position(code, pointer, index, |address| Some(load(address)));
-            RawFrame { code, instruction: position.unwrap_or(UNKNOWN_POSITION), previous }
+            let instruction = position.unwrap_or_else(|| self.first_position(code));
+            RawFrame { code, instruction, previous }
         }
     }
 }
 
-/// The frames of a free-threaded build.
-pub(super) struct FreeThreadedWalker<'a>(&'a FrameWalker, FreeThreadedOffsets);
+/// The frames of a process, with a function that makes the reader for its build.
+pub(super) struct Frames<'a, F> {
+    walker: &'a FrameWalker,
+    reader: F,
+}
 
-impl FrameChain for FreeThreadedWalker<'_> {
+impl FrameWalker {
+    /// The frames of a build with the GIL.
+    #[inline]
+    pub(super) fn frames(&self) -> Frames<'_, impl Fn() -> FrameOffsets> {
+        Frames { walker: self, reader: || FrameOffsets::of(&self.layout) }
+    }
+
+    /// The frames of a free-threaded build. `None` for a build with the GIL.
+    #[inline]
+    pub(super) fn free_threaded_frames(&self) -> Option<Frames<'_, impl Fn() -> FreeThreadedOffsets>> {
+        let offsets = FreeThreadedOffsets::of(&self.layout, self.code_type)?;
+        Some(Frames { walker: self, reader: move || offsets })
+    }
+}
+
+impl<R: FrameReader, F: Fn() -> R> FrameChain for Frames<'_, F> {
     type Reader<'a>
-        = FreeThreadedOffsets
+        = R
     where
         Self: 'a;
 
     #[inline]
-    fn reader(&self) -> FreeThreadedOffsets {
-        self.1
-    }
-
-    #[inline]
-    fn freed_code_count(&self) -> usize {
-        self.0.freed_code_count()
-    }
-
-    #[inline]
-    fn generation(&self, code: usize) -> u32 {
-        self.0.generation(code)
-    }
-
-    unsafe fn identify(
-        &self,
-        frame: usize,
-        raw: RawFrame,
-        interner: &Interner,
-        sink: &mut dyn DefinitionSink,
-    ) -> IdentifiedFrame {
-        if raw.instruction != UNKNOWN_POSITION {
-            // SAFETY: the caller guarantees the frame and its content.
-            return unsafe { self.0.identify(frame, raw, interner, sink) };
-        }
-        // The frame is shown at its function's first line.
-        let mut first = RawFrame { instruction: 0, ..raw };
-        if let Bytecode::Inline { first_traceable, .. } = self.0.layout.code.bytecode {
-            // SAFETY: a position belongs to a code object. The frame keeps it alive, and the verified layout has this
-            // field inside it.
-            first.instruction = unsafe { load::<u32>(raw.code + first_traceable) }.saturating_mul(2);
-        }
-        // SAFETY: the caller guarantees the frame, whose code object this is.
-        let identified = unsafe { self.0.identify(frame, first, interner, sink) };
-        IdentifiedFrame { is_cacheable: false, ..identified }
-    }
-
-    #[inline]
-    unsafe fn first_local(&self, frame: usize) -> usize {
-        // SAFETY: the caller guarantees the frame.
-        unsafe { self.0.first_local(frame) }
-    }
-
-    #[inline]
-    unsafe fn class(&self, object: usize) -> usize {
-        // SAFETY: the caller guarantees a live object.
-        unsafe { self.0.class(object) }
-    }
-
-    unsafe fn called(
-        &self,
-        object: usize,
-        caller: ContextId,
-        next: &mut u32,
-        sink: &mut dyn DefinitionSink,
-    ) -> CalledModule {
-        // SAFETY: the caller guarantees an object of a frame of the present chain.
-        unsafe { self.0.called(object, caller, next, sink) }
-    }
-}
-
-impl FrameWalker {
-    /// The frames of a free-threaded build. `None` for a build with the GIL.
-    #[inline]
-    pub(super) fn free_threaded(&self) -> Option<FreeThreadedWalker<'_>> {
-        FreeThreadedOffsets::of(&self.layout, self.code_type).map(|offsets| FreeThreadedWalker(self, offsets))
-    }
-}
-
-impl FrameChain for FrameWalker {
-    type Reader<'a> = FrameOffsets;
-
-    #[inline]
-    fn reader(&self) -> FrameOffsets {
-        FrameOffsets::of(&self.layout)
+    fn reader(&self) -> R {
+        (self.reader)()
     }
 
     #[inline]
@@ -427,7 +384,7 @@ impl FrameChain for FrameWalker {
         sink: &mut dyn DefinitionSink,
     ) -> IdentifiedFrame {
         let mut is_cacheable = true;
-        if let Some(owner) = self.layout.frame.owner {
+        if let Some(owner) = self.walker.layout.frame.owner {
             // SAFETY: the caller guarantees a frame of the present chain, and the verified layout has this field inside
             // it.
             let owned_by = unsafe { load::<u8>(frame + owner.offset) };
@@ -435,13 +392,13 @@ impl FrameChain for FrameWalker {
                 return IdentifiedFrame { meaning: FrameMeaning::HIDDEN, is_cacheable };
             }
             // SAFETY: an executable is an object, and its frame keeps it alive.
-            if unsafe { load::<usize>(raw.code + self.layout.objects.class()) } != self.code_type {
+            if unsafe { load::<usize>(raw.code + self.walker.layout.objects.class()) } != self.walker.code_type {
                 return IdentifiedFrame { meaning: FrameMeaning::HIDDEN, is_cacheable: false };
             }
-            if let Bytecode::Inline { first_traceable, .. } = self.layout.code.bytecode {
+            if let Bytecode::Inline { first_traceable, .. } = self.walker.layout.code.bytecode {
                 // SAFETY: the frame keeps its code object alive, and the verified layout has this field inside it.
                 let first = unsafe { load::<i32>(raw.code + first_traceable) }.saturating_mul(2);
-                if Self::instruction_offset(&self.layout, raw.code, raw.instruction) < first {
+                if FrameWalker::instruction_offset(&self.walker.layout, raw.code, raw.instruction) < first {
                     is_cacheable = false;
                     if owned_by != owner.generator {
                         return IdentifiedFrame { meaning: FrameMeaning::HIDDEN, is_cacheable };
@@ -450,10 +407,10 @@ impl FrameChain for FrameWalker {
             }
         }
         // SAFETY: the frame keeps its code object alive.
-        let (id, call_kind) = unsafe { self.intern_frame(raw.code, raw.instruction, interner, sink) };
+        let (id, call_kind) = unsafe { self.walker.intern_frame(raw.code, raw.instruction, interner, sink) };
         let meaning = FrameMeaning::frame(id);
         // SAFETY: the frame keeps its code object alive, and the instruction was read from the frame.
-        let call_kind = call_kind.filter(|_| unsafe { !self.is_leaving(raw.code, raw.instruction) });
+        let call_kind = call_kind.filter(|_| unsafe { !self.walker.is_leaving(raw.code, raw.instruction) });
         let meaning = call_kind.map_or(meaning, |kind| meaning.as_module_call(kind == CallKind::Inner));
         IdentifiedFrame { meaning, is_cacheable }
     }
@@ -462,13 +419,13 @@ impl FrameChain for FrameWalker {
     unsafe fn first_local(&self, frame: usize) -> usize {
         // SAFETY: the caller guarantees a frame of the present chain. It belongs to a function with parameters, so it
         // has a first local variable.
-        unsafe { load::<usize>(frame + self.layout.frame.locals) & self.layout.frame.code_mask }
+        unsafe { load::<usize>(frame + self.walker.layout.frame.locals) & self.walker.layout.frame.code_mask }
     }
 
     #[inline]
     unsafe fn class(&self, object: usize) -> usize {
         // SAFETY: the caller guarantees a live object.
-        unsafe { load(object + self.layout.objects.class()) }
+        unsafe { load(object + self.walker.layout.objects.class()) }
     }
 
     unsafe fn called(
@@ -483,16 +440,18 @@ impl FrameChain for FrameWalker {
             return no_module;
         }
         // SAFETY: the frame owns this object if the layout is right, which `modules` verifies before it relies on it.
-        let Some(class) = (unsafe { self.modules.class(self.layout.objects, object) }) else { return no_module };
+        let Some(class) = (unsafe { self.walker.modules.class(self.walker.layout.objects, object) }) else {
+            return no_module;
+        };
         let call = ModuleCall { caller, object, class };
         if let Some(context) = sink.find_call(call, next) {
             return CalledModule { class, context };
         }
-        if !self.modules.is_module(self.layout.objects, class, sink) {
-            return CalledModule { class: if self.modules.is_verified() { class } else { 0 }, context: caller };
+        if !self.walker.modules.is_module(self.walker.layout.objects, class, sink) {
+            return CalledModule { class: if self.walker.modules.is_verified() { class } else { 0 }, context: caller };
         }
         // SAFETY: `class` is the class of a live object.
-        let context = sink.add_call(call, unsafe { modules::name(self.layout.objects, class) });
+        let context = sink.add_call(call, unsafe { modules::name(self.walker.layout.objects, class) });
         CalledModule { class, context }
     }
 }
