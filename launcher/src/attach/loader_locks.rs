@@ -30,6 +30,11 @@ impl LoaderLocks {
         LoaderLocks(positions(&words).into_iter().map(|at| address + 8 * at as u64).collect())
     }
 
+    /// The addresses of the words that are 0 while no thread has the lock, 4 bytes each.
+    pub(super) fn addresses(&self) -> &[u64] {
+        &self.0
+    }
+
     /// Whether a thread has one of them.
     pub(super) fn is_taken(&self, memory: &Memory) -> bool {
         self.0.iter().any(|address| memory.word(*address).is_ok_and(|word| word as u32 != 0))

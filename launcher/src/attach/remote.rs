@@ -5,6 +5,11 @@
 //! The kernel requires the same permission as for ptrace.
 //!
 //! A main thread that waits for others does not run Python. [`load`] then takes the request back.
+//!
+//! The script loads nothing while a thread has a lock of the loader ([`LoaderLocks`]): the main thread would wait for
+//! that thread, which may wait for the main thread.
+//!
+//! [`LoaderLocks`]: super::loader_locks::LoaderLocks
 
 use std::ffi::OsStr;
 use std::os::fd::AsFd;
@@ -24,8 +29,12 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a script may go on that has begun when the request was taken back.
 const BEGUN: Duration = Duration::from_millis(100);
 const PAUSE: Duration = Duration::from_millis(1);
+/// How long until a script that could load nothing is run again. Each time is twice the one before.
+const FIRST_RETRY: Duration = Duration::from_millis(10);
 /// The result of a script that could not call the library's function.
 const NOT_LOADED: &str = "-";
+/// The result of a script that could load nothing, because a thread is loading a library.
+const BUSY: &str = "busy";
 /// The largest answer of the script, in bytes.
 const MAX_ANSWER: u64 = 16 << 10;
 /// The files of the private folder.
@@ -40,21 +49,37 @@ pub(super) fn load(
 ) -> anyhow::Result<Option<Stopped>> {
     let Some(interpreter) = &process.interpreter else { return Ok(None) };
     let Some(folder) = prepare(process, request) else { return Ok(None) };
-    match ask(process, interpreter, &folder.path().join(SCRIPT)) {
-        Some(true) => {}
-        Some(false) => return Ok(None),
-        None => {
-            folder.keep();
-            return Ok(None);
-        }
-    }
+    let script = folder.path().join(SCRIPT);
     let until = Instant::now() + TIMEOUT;
+    let mut retry = FIRST_RETRY;
     let mut is_interrupted = false;
-    let mut answer = None;
-    while answer.is_none() && !is_interrupted && Instant::now() < until {
+    let mut answer = Some(Outcome::Busy);
+    while !is_interrupted && Instant::now() < until {
+        match answer {
+            // The script has not run, or has ended. So its result can be replaced.
+            Some(Outcome::Busy) => {
+                if folder.replace(RESULT, b"").is_err() {
+                    return Ok(None);
+                }
+                match ask(process, interpreter, &script) {
+                    Some(true) => {}
+                    Some(false) => return Ok(None),
+                    None => {
+                        folder.keep();
+                        return Ok(None);
+                    }
+                }
+            }
+            None => {}
+            Some(_) => break,
+        }
         std::thread::sleep(PAUSE);
         answer = read(&folder);
         is_interrupted = is_cancelled(cancel);
+        if matches!(answer, Some(Outcome::Busy)) {
+            std::thread::sleep(retry);
+            retry *= 2;
+        }
     }
     if answer.is_none() {
         // The next request replaces the one before.
@@ -66,10 +91,10 @@ pub(super) fn load(
         }
     }
     match answer {
-        Some(Ok(stopped)) => Ok(Some(stopped)),
-        Some(Err(text)) => Err(not_loaded(process.pid, &text)),
-        None if is_interrupted => bail!("interrupted"),
-        None => Ok(None),
+        Some(Outcome::Loaded(stopped)) => Ok(Some(stopped)),
+        Some(Outcome::NotLoaded(text)) => Err(not_loaded(process.pid, &text)),
+        Some(Outcome::Busy) | None if is_interrupted => bail!("interrupted"),
+        Some(Outcome::Busy) | None => Ok(None),
     }
 }
 
@@ -77,14 +102,14 @@ pub(super) fn load(
 fn prepare(process: &TracedProcess, request: Request<'_>) -> Option<TemporaryFolder> {
     let (beside, temporary) = (Path::new(OsStr::from_bytes(request.library)).parent()?, std::env::temp_dir());
     let folder = PrivateFolder::temporary_in(&[beside, &temporary], "memtrace-attach").ok()?;
-    let source = source(request, &folder.path().join(RESULT))?;
+    let source = source(request, process.loader_locks.addresses(), &folder.path().join(RESULT))?;
     folder.replace(RESULT, b"").ok()?;
     folder.replace(SCRIPT, source.as_bytes()).ok()?;
     folder.is_visible(process.pid).then_some(folder)
 }
 
-/// The script. `None` for strings that are not UTF-8.
-fn source(request: Request<'_>, result: &Path) -> Option<String> {
+/// The script. `None` for strings that are not UTF-8. `locks` are the words of the loader's locks.
+fn source(request: Request<'_>, locks: &[u64], result: &Path) -> Option<String> {
     let text = |bytes| std::str::from_utf8(bytes).ok().and_then(|text| serde_json::to_string(text).ok());
     let (library, options) = (text(request.library)?, text(request.options)?);
     let result = text(result.as_os_str().as_bytes())?;
@@ -92,12 +117,21 @@ fn source(request: Request<'_>, result: &Path) -> Option<String> {
     Some(format!(
         "import time\n\
          began = time.perf_counter_ns()\n\
+         def is_busy():\n\
+         \x20   try:\n\
+         \x20       with open('/proc/self/mem', 'rb', 0) as memory:\n\
+         \x20           return any(memory.seek(lock) and any(memory.read(4)) for lock in {locks:?})\n\
+         \x20   except OSError:\n\
+         \x20       return True\n\
          try:\n\
-         \x20   import ctypes\n\
-         \x20   function = ctypes.PyDLL({library}).memtrace_attach\n\
-         \x20   function.argtypes = [ctypes.c_char_p, ctypes.c_uint64]\n\
-         \x20   code = function({options}.encode(), 0)\n\
-         \x20   answer = f'{{code}} {{time.perf_counter_ns() - began}}'\n\
+         \x20   if is_busy():\n\
+         \x20       answer = '{BUSY} '\n\
+         \x20   else:\n\
+         \x20       import ctypes\n\
+         \x20       function = ctypes.PyDLL({library}).memtrace_attach\n\
+         \x20       function.argtypes = [ctypes.c_char_p, ctypes.c_uint64]\n\
+         \x20       code = function({options}.encode(), 0)\n\
+         \x20       answer = f'{{code}} {{time.perf_counter_ns() - began}}'\n\
          except Exception as error:\n\
          \x20   answer = f'{NOT_LOADED} {{error!s:.1000}}'.replace('\\n', ' ')\n\
          with open({result}, 'w') as file:\n\
@@ -105,15 +139,28 @@ fn source(request: Request<'_>, result: &Path) -> Option<String> {
     ))
 }
 
+/// The result of the script.
+#[derive(Debug)]
+enum Outcome {
+    Loaded(Stopped),
+    /// Python's error.
+    NotLoaded(String),
+    Busy,
+}
+
 /// The outcome that the script has written, if it is complete.
-fn read(folder: &PrivateFolder) -> Option<Result<Stopped, String>> {
+fn read(folder: &PrivateFolder) -> Option<Outcome> {
     let text = folder.read(RESULT, MAX_ANSWER).ok()?;
     let text = String::from_utf8_lossy(&text);
     let (code, rest) = text.strip_suffix('\n')?.split_once(' ')?;
-    if code == NOT_LOADED {
-        return Some(Err(rest.to_owned()));
+    match code {
+        NOT_LOADED => Some(Outcome::NotLoaded(rest.to_owned())),
+        BUSY => Some(Outcome::Busy),
+        _ => {
+            let (loading_ns, result) = (rest.parse().ok()?, code.parse().ok()?);
+            Some(Outcome::Loaded(Stopped { stopped_ns: None, loading_ns, result }))
+        }
     }
-    Some(Ok(Stopped { stopped_ns: None, loading_ns: rest.parse().ok()?, result: code.parse().ok()? }))
 }
 
 /// Asks the process to run a script. Returns whether it was asked, `None` if that is not known.
@@ -152,20 +199,34 @@ mod tests {
         assert!(status.success());
         let folder = PrivateFolder::temporary_in(&[place.path()], "folder").unwrap();
         folder.replace(RESULT, b"").unwrap();
-        let run = |library: &Path| {
+        let run = |library: &Path, locks: &[u64]| {
             let request = Request { library: library.as_os_str().as_bytes(), options: "a \"'\\ ü".as_bytes() };
-            let source = source(request, &folder.path().join(RESULT)).unwrap();
+            let source = source(request, locks, &folder.path().join(RESULT)).unwrap();
             Command::new("python3").arg("-c").arg(source).status().map(|status| assert!(status.success()))
         };
         assert!(read(&folder).is_none());
-        if let Err(error) = run(&library) {
+        if let Err(error) = run(&library, &[]) {
             println!("skipped: python3: {error}");
             return;
         }
-        let stopped = read(&folder).unwrap().unwrap();
+        let Some(Outcome::Loaded(stopped)) = read(&folder) else { panic!("it has not loaded the library") };
         assert_eq!((stopped.result, stopped.stopped_ns), (8, None));
-        run(&place.path().join("none.so")).unwrap();
-        assert!(read(&folder).unwrap().unwrap_err().contains("none.so"));
+        run(&place.path().join("none.so"), &[]).unwrap();
+        assert!(matches!(read(&folder), Some(Outcome::NotLoaded(text)) if text.contains("none.so")));
+        // The value of this word is not 0, as that of a lock that a thread has.
+        let taken = 1u32;
+        let busy = |lock: u64| {
+            let request = Request { library: b"library", options: b"" };
+            let source = source(request, &[lock], &folder.path().join(RESULT)).unwrap();
+            let in_this_process = format!("import ctypes\nlock = ctypes.c_uint32({taken})\n{source}");
+            let source = in_this_process.replace(&format!("[{lock}]"), "[ctypes.addressof(lock)]");
+            assert!(Command::new("python3").arg("-c").arg(source).status().unwrap().success());
+            matches!(read(&folder), Some(Outcome::Busy))
+        };
+        assert!(busy(4711));
+        // Memory that cannot be read.
+        run(&library, &[1 << 46]).unwrap();
+        assert!(matches!(read(&folder), Some(Outcome::Busy)));
         std::fs::write(folder.path().join(RESULT), "0 12").unwrap();
         assert!(read(&folder).is_none());
     }

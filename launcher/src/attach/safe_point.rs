@@ -2,7 +2,8 @@
 //!
 //! That is any instruction of the interpreter's loop (`_PyEval_EvalFrameDefault`): the thread is inside no function of
 //! the C library, so it has no lock that loading a library needs, and Python code may import a library there as well.
-//! No signal handler runs this function.
+//! No signal handler runs this function. Any other place is safe if the whole stack is known and has no such function
+//! ([`Stacks`]). Most samples of an interpreter without a loop (`Py_TAIL_CALL_INTERP`) are of that kind.
 //!
 //! Nothing of the process is changed for this, so nothing is left behind in a forked child or by the end of this
 //! process. Threads that run Python are watched: they stop when they begin and end a system call, and for some
@@ -166,13 +167,14 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// Whether the stack from this address on may have a frame of the interpreter.
+    /// Whether the stack from this address on may have a frame of the interpreter. Optimized builds inline the function
+    /// that begins it into others, so any return address in the interpreter's file counts.
     fn has_frame(&self, stack_pointer: u64) -> bool {
         let mut bytes = vec![0; SEARCHED_STACK];
         let length = self.memory.read_some(stack_pointer & !7, &mut bytes);
         let words = bytes.get(..length).unwrap_or_default().chunks_exact(8);
         let mut addresses = words.filter_map(|word| word.try_into().ok().map(u64::from_ne_bytes));
-        addresses.any(|address| self.process.interpreter_loop.contains(&address))
+        addresses.any(|address| self.process.interpreter_code.iter().any(|code| code.contains(&address)))
     }
 
     /// Whether a thread whose stack pointer is here has enough stack left for a call.

@@ -36,8 +36,11 @@ pub(crate) struct TracedProcess {
     pub(super) interpreter: Option<PathBuf>,
     /// The environment with which the process was started: `NAME=VALUE`.
     pub(super) variables: Vec<String>,
-    /// The addresses of the function that executes Python code.
+    /// The addresses of the function that executes Python code. From 3.14 on, it may only begin that: each instruction
+    /// is a function of its own that jumps to the next one (`Python/ceval.c`, `Py_TAIL_CALL_INTERP`).
     pub(super) interpreter_loop: Range<u64>,
+    /// The code of the file that has this function.
+    pub(super) interpreter_code: Vec<Range<u64>>,
     /// The function `dlopen` of the C library.
     pub(super) dlopen: u64,
     /// The code to which signal handlers return.
@@ -86,6 +89,8 @@ impl TracedProcess {
         } else {
             in_root(pid, python)
         };
+        let code = mappings.iter().filter(|mapping| mapping.is_executable && mapping.path == python.path);
+        let interpreter_code = code.map(|mapping| mapping.start..mapping.end).collect();
         let python = LoadedFile::read(pid, &file, python)?;
         let [interpreter_loop] = python.functions([INTERPRETER_LOOP], &memory);
         let Some(interpreter_loop) = interpreter_loop.filter(|range| !range.is_empty()) else {
@@ -122,6 +127,7 @@ impl TracedProcess {
             interpreter: version(&python, &memory).and_then(|version| interpreter(version, &executable)),
             variables: ProcessDir::of(pid).variables().unwrap_or_default(),
             interpreter_loop,
+            interpreter_code,
             dlopen: found.with_context(|| format!("process {pid} has no function dlopen"))?,
             return_from_signal: return_from_signal.context("the C library of the process is not known")?,
             loader_locks: locks.unwrap_or_default(),

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use memtrace_tests::programs::ProgramFolder;
 use memtrace_tests::traced_program::TracedProgram;
+use memtrace_tests::versions::Versions;
 
 use crate::attach::{Attached, Program};
 use crate::launcher_support::*;
@@ -22,11 +23,11 @@ const NO_OPTIONS: [&str; 0] = [];
 
 impl Helped {
     /// Starts the program, which waits `pause` seconds for a line.
-    fn start(pause: impl Display) -> Helped {
+    fn start(versions: Versions, pause: impl Display) -> Helped {
         let folder = ProgramFolder::new();
         let helper = folder.library("attach/helper.c", "libhelper.so", &NO_OPTIONS);
         let arguments = [helper.to_str().unwrap(), &pause.to_string()];
-        let program = Program::begin(TracedProgram::python("attach/helped.py", &arguments));
+        let program = Program::begin(TracedProgram::python("attach/helped.py", &arguments).on(versions));
         Helped { program, folder, runs: 0 }
     }
 
@@ -75,9 +76,8 @@ impl Helped {
     }
 }
 
-#[test]
-fn children_that_are_forked_meanwhile_live() {
-    let mut helped = Helped::start(0.001);
+fn children_that_are_forked_meanwhile_live(versions: Versions) {
+    let mut helped = Helped::start(versions, 0.001);
     helped.ask("call slow_children");
     helped.ask("call start_forking");
     let mut failed = 0;
@@ -92,9 +92,8 @@ fn children_that_are_forked_meanwhile_live() {
     helped.stop();
 }
 
-#[test]
-fn a_thread_that_waits_for_a_child_with_the_same_memory_stops_no_other() {
-    let mut helped = Helped::start(0.001);
+fn a_thread_that_waits_for_a_child_with_the_same_memory_stops_no_other(versions: Versions) {
+    let mut helped = Helped::start(versions, 0.001);
     helped.ask("call start_vfork");
     helped.ask("longest");
     // The child ends only afterwards, so neither attaching nor detaching may wait for it.
@@ -105,9 +104,8 @@ fn a_thread_that_waits_for_a_child_with_the_same_memory_stops_no_other() {
     helped.stop();
 }
 
-#[test]
-fn a_process_that_restricts_its_system_calls_is_refused_and_goes_on() {
-    let mut helped = Helped::start(0.001);
+fn a_process_that_restricts_its_system_calls_is_refused_and_goes_on(versions: Versions) {
+    let mut helped = Helped::start(versions, 0.001);
     assert_eq!(helped.ask("call forbid_writable_code"), "0");
     let output = output(&mut crate::attach::attach(helped.pid(), &helped.folder.path("run")));
     assert_eq!(output.status.code(), Some(2));
@@ -116,9 +114,8 @@ fn a_process_that_restricts_its_system_calls_is_refused_and_goes_on() {
     helped.stop();
 }
 
-#[test]
-fn attaching_makes_no_memory_that_is_writable_and_executable() {
-    let mut helped = Helped::start(0.001);
+fn attaching_makes_no_memory_that_is_writable_and_executable(versions: Versions) {
+    let mut helped = Helped::start(versions, 0.001);
     assert_eq!(helped.ask("call forbid_writable_code"), "0");
     // The same filter for memtrace, so that it attaches.
     let library = std::ffi::CString::new(helped.folder.path("libhelper.so").to_str().unwrap()).unwrap();
@@ -138,10 +135,9 @@ fn attaching_makes_no_memory_that_is_writable_and_executable() {
     helped.stop();
 }
 
-#[test]
-fn signals_are_blocked_ignored_and_handled_as_before() {
+fn signals_are_blocked_ignored_and_handled_as_before(versions: Versions) {
     for mode in ["handle", "ignore", "block"] {
-        let mut helped = Helped::start(0.001);
+        let mut helped = Helped::start(versions, 0.001);
         helped.ask(&format!("trap {mode}"));
         let before = helped.ask("signals");
         let Some(()) = helped.attach() else { return };
@@ -151,16 +147,14 @@ fn signals_are_blocked_ignored_and_handled_as_before() {
     }
 }
 
-#[test]
-fn a_process_that_seldom_runs_is_attached_to_between_two_waits() {
-    let mut helped = Helped::start(1);
+fn a_process_that_seldom_runs_is_attached_to_between_two_waits(versions: Versions) {
+    let mut helped = Helped::start(versions, 1);
     let Some(()) = helped.attach() else { return };
     helped.stop();
 }
 
-#[test]
-fn system_calls_that_wait_are_not_interrupted() {
-    let mut helped = Helped::start(0.3);
+fn system_calls_that_wait_are_not_interrupted(versions: Versions) {
+    let mut helped = Helped::start(versions, 0.3);
     helped.ask("thread wait_for_descriptors");
     for _ in 0..3 {
         let Some(()) = helped.attach() else { return };
@@ -170,9 +164,8 @@ fn system_calls_that_wait_are_not_interrupted() {
     helped.stop();
 }
 
-#[test]
-fn no_thread_waits_for_the_loader() {
-    let mut helped = Helped::start(0.001);
+fn no_thread_waits_for_the_loader(versions: Versions) {
+    let mut helped = Helped::start(versions, 0.001);
     helped.ask("call start_loader_wait");
     let folder = helped.folder.path("waiting");
     let waiting = Attached::begin(helped.pid(), &folder);
@@ -185,15 +178,14 @@ fn no_thread_waits_for_the_loader() {
     helped.stop();
 }
 
-#[test]
-fn the_end_of_the_injector_at_any_time_is_not_noticed() {
-    kill_injectors(0..12);
+fn the_end_of_the_injector_at_any_time_is_not_noticed(versions: Versions) {
+    kill_injectors(versions, 0..12);
 }
 
 /// Kills the process that attaches at a moment that depends on the seed. The program completes by itself the steps that
 /// the killed process has begun.
-fn kill_injectors(seeds: std::ops::Range<u64>) {
-    let mut helped = Helped::start(0.001);
+fn kill_injectors(versions: Versions, seeds: std::ops::Range<u64>) {
+    let mut helped = Helped::start(versions, 0.001);
     let before = helped.ask("signals");
     for seed in seeds {
         let folder = helped.folder.path(&format!("killed{seed}"));
@@ -234,9 +226,8 @@ fn has_thread(pid: i32, name: &str) -> bool {
     names.into_iter().any(|comm| comm.trim() == name)
 }
 
-#[test]
-fn attaching_again_takes_no_more_addresses() {
-    let mut helped = Helped::start(0.001);
+fn attaching_again_takes_no_more_addresses(versions: Versions) {
+    let mut helped = Helped::start(versions, 0.001);
     let kilobytes = |helped: &Helped| helped.status("VmSize").trim_end_matches(" kB").parse::<u64>().unwrap();
     let mut sizes = Vec::new();
     for _ in 0..8 {
@@ -248,9 +239,8 @@ fn attaching_again_takes_no_more_addresses() {
     helped.stop();
 }
 
-#[test]
-fn a_library_that_cannot_be_loaded_is_an_error_and_the_process_goes_on() {
-    let mut helped = Helped::start(0.001);
+fn a_library_that_cannot_be_loaded_is_an_error_and_the_process_goes_on(versions: Versions) {
+    let mut helped = Helped::start(versions, 0.001);
     let limit = |helped: &Helped, bytes: u64| {
         let limit = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
         // SAFETY: `limit` is valid, and the kernel writes nothing.
@@ -271,11 +261,50 @@ fn a_library_that_cannot_be_loaded_is_an_error_and_the_process_goes_on() {
     helped.stop();
 }
 
+/// Each test through Python itself (`sys.remote_exec`), and as debuggers do.
+macro_rules! both_ways {
+    ($($name:ident)*) => {
+        mod through_python {
+            use memtrace_tests::versions::Versions;
+            $(
+                #[test]
+                fn $name() {
+                    super::$name(Versions::DEFAULT);
+                }
+            )*
+        }
+        mod through_ptrace {
+            use memtrace_tests::versions::Versions;
+            $(
+                #[test]
+                fn $name() {
+                    super::$name(Versions::ON_GPUS);
+                }
+            )*
+        }
+    };
+}
+
+both_ways! {
+    children_that_are_forked_meanwhile_live
+    a_thread_that_waits_for_a_child_with_the_same_memory_stops_no_other
+    a_process_that_restricts_its_system_calls_is_refused_and_goes_on
+    attaching_makes_no_memory_that_is_writable_and_executable
+    signals_are_blocked_ignored_and_handled_as_before
+    a_process_that_seldom_runs_is_attached_to_between_two_waits
+    system_calls_that_wait_are_not_interrupted
+    no_thread_waits_for_the_loader
+    the_end_of_the_injector_at_any_time_is_not_noticed
+    attaching_again_takes_no_more_addresses
+    a_library_that_cannot_be_loaded_is_an_error_and_the_process_goes_on
+}
+
 mod exhaustive {
     use super::*;
 
     #[test]
     fn the_end_of_the_injector_is_not_noticed_with_many_seeds() {
-        kill_injectors(12..212);
+        kill_injectors(Versions::DEFAULT, 12..212);
+        kill_injectors(Versions::ON_GPUS, 12..212);
     }
 }
