@@ -507,14 +507,20 @@ impl Tables {
 }
 
 /// Whether a frame is C++ rather than Python, by its file. PyTorch takes a C++ file from debug information (`x.cpp`) or
-/// from the loader (`libtorch.so`), or does not know it (`??`, or empty).
+/// from the loader (`libtorch.so`, and `bin/python3.14` for an interpreter without debug information), or does not know
+/// it (`??`, or empty). Other files without an ending are scripts, `bin/torchrun` for example.
 fn is_native(name: &str, filename: &str) -> bool {
     const NATIVE_ENDINGS: [&str; 11] = [".c", ".cc", ".cpp", ".cxx", ".h", ".hpp", ".cuh", ".cu", ".S", ".rs", ".inc"];
     if filename.ends_with(".py") || filename.starts_with('<') {
         return false;
     }
+    let is_interpreter = || {
+        let version = filename.rsplit('/').next().and_then(|file| file.strip_prefix("python"));
+        version.is_some_and(|version| version.chars().all(|c| c.is_ascii_digit() || matches!(c, '.' | 't' | 'd')))
+    };
     filename == "??"
         || filename.is_empty()
+        || is_interpreter()
         || NATIVE_ENDINGS.iter().any(|end| filename.ends_with(end))
         || filename.ends_with(".so")
         || filename.contains(".so.")
@@ -675,14 +681,23 @@ mod tests {
 
     #[test]
     fn native_frames_are_recognized_by_their_files() {
-        for (name, file) in
-            [("f", "libtorch_cpu.so"), ("at::empty", ""), ("??", "/lib/libc.so.6"), ("g", "VariableType_2.cpp")]
-        {
+        for (name, file) in [
+            ("f", "libtorch_cpu.so"),
+            ("at::empty", ""),
+            ("??", "/lib/libc.so.6"),
+            ("g", "VariableType_2.cpp"),
+            ("PyEval_EvalCode", "/usr/bin/python3.14t"),
+        ] {
             assert!(is_native(name, file), "{name} {file}");
         }
-        for (name, file) in
-            [("f", "train.py"), ("<module>", "<stdin>"), ("cell", "/tmp/ipykernel_7/1"), ("backward", CALLER_FILE)]
-        {
+        for (name, file) in [
+            ("f", "train.py"),
+            ("<module>", "<stdin>"),
+            ("cell", "/tmp/ipykernel_7/1"),
+            ("backward", CALLER_FILE),
+            ("<module>", "/opt/bin/torchrun"),
+            ("main", "python_tools"),
+        ] {
             assert!(!is_native(name, file), "{name} {file}");
         }
     }
