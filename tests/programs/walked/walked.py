@@ -59,7 +59,7 @@ def _objects():
                 kinds["gradient"].add(_address(value.grad))
         elif issubclass(kind, torch.nn.Module):
             tensors = [*value.__dict__.get("_parameters", {}).values(), *value.__dict__.get("_buffers", {}).values()]
-            for tensor in filter(None.__ne__, tensors):
+            for tensor in (tensor for tensor in tensors if tensor is not None):
                 kinds["parameter"].add(_address(tensor))
         elif issubclass(kind, torch.optim.Optimizer):
             for tensor in _tensors([group["params"] for group in value.__dict__.get("param_groups", [])]):

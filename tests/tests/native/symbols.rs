@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::native_objects::{compare, symbols};
 use memtrace_tests::traced_program::TracedProgram;
+use memtrace_tests::versions::Versions;
 
 /// Prints the folder of PyTorch's libraries and the object that holds the interpreter.
 const WHERE: &str = "
@@ -15,7 +16,8 @@ print(os.path.realpath((maps or [sys.executable])[0]))
 ";
 
 fn objects() -> (PathBuf, PathBuf) {
-    let output = TracedProgram::command(&["python", "-c", WHERE]).over_simcuda().run_alone();
+    // Debian's packages of Python have no symbol table, and pyenv's builds have one.
+    let output = TracedProgram::command(&["python", "-c", WHERE]).over_simcuda().on(Versions::ON_GPUS).run_alone();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).unwrap();
     let lines: Vec<&str> = text.lines().collect();

@@ -9,12 +9,11 @@ use memtrace_tests::traced_program::{TracedProgram, memtrace, packages, python};
 use serde_json::Value;
 
 /// The packages that memlab's profiler needs beyond the test environment.
-const PACKAGES: [&str; 7] = [
+const PACKAGES: [&str; 6] = [
     "pytorch_memlab==0.3.2",
-    "pandas==2.2.3",
+    "pandas==3.1.1",
     "calmsize==0.1.3",
     "python-dateutil==2.9.0.post0",
-    "pytz==2025.2",
     "six==1.17.0",
     "tzdata==2025.2",
 ];

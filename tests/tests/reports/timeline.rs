@@ -258,11 +258,11 @@ fn agreement(theirs: &Raw, ours: &Raw) -> f64 {
 #[track_caller]
 fn pytorch_plots(run: &Run) {
     const PACKAGES: [&str; 9] = [
-        "matplotlib==3.10.3",
-        "contourpy==1.3.2",
+        "matplotlib==3.11.2",
+        "contourpy==1.4.0",
         "cycler==0.12.1",
         "fonttools==4.58.4",
-        "kiwisolver==1.4.8",
+        "kiwisolver==1.5.1",
         "packaging==25.0",
         "pyparsing==3.2.3",
         "python-dateutil==2.9.0.post0",
