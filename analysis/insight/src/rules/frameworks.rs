@@ -1,5 +1,5 @@
-//! The settings by which frameworks make the changes that suggestions name. Sources: transformers 5.24, lightning 2.6,
-//! ultralytics 8.4, diffusers 0.42 and timm 1.0.
+//! The settings by which frameworks make the changes that suggestions name. Sources: transformers 4.57, 5.17 and 5.24,
+//! lightning 2.6, ultralytics 8.4, diffusers 0.42, timm 1.0, torchtitan 0.2.2 and 0.3.0, and PyTorch 2.15 (FSDP2).
 
 use memtrace_trace::file::Frame;
 
@@ -8,6 +8,8 @@ use super::ids::RuleId;
 /// A library that runs a training step, or that has the code of a model.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Framework {
+    /// A model of transformers in a training step of its `Trainer`: both of these. No frame shows it alone.
+    TransformersInTrainer,
     /// A training step of transformers' `Trainer`.
     TransformersTrainer,
     /// A training step of Lightning. Manual optimization does not count: it refuses `accumulate_grad_batches`.
@@ -22,9 +24,18 @@ pub enum Framework {
     DiffusersDecoder,
     /// A model of timm.
     Timm,
+    /// A training step of torchtitan up to 0.2, which takes options and TOML files.
+    TorchtitanOptions,
+    /// A training step of torchtitan from 0.3 on, whose configuration is a Python function.
+    TorchtitanConfig,
+    /// `fully_shard` of PyTorch (FSDP2). Its code runs before and after the modules that it shards, not around them.
+    Fsdp2,
 }
 
-use Framework::{Diffusers, DiffusersDecoder, Lightning, Timm, Transformers, TransformersTrainer, Ultralytics};
+use Framework::{
+    Diffusers, DiffusersDecoder, Fsdp2, Lightning, Timm, TorchtitanConfig, TorchtitanOptions, Transformers,
+    TransformersInTrainer, TransformersTrainer, Ultralytics,
+};
 
 /// A part of the path of a file, the function in it (empty: any), and the framework.
 const CODE: &[(&str, &str, Framework)] = &[
@@ -36,12 +47,31 @@ const CODE: &[(&str, &str, Framework)] = &[
     ("/diffusers/models/autoencoders/", "_decode", DiffusersDecoder),
     ("/diffusers/models/", "", Diffusers),
     ("/timm/models/", "", Timm),
+    ("/torchtitan/train.py", "forward_backward_step", TorchtitanOptions),
+    ("/torchtitan/trainer.py", "forward_backward_step", TorchtitanConfig),
+    ("torch/distributed/fsdp/_fully_shard/", "", Fsdp2),
 ];
 
 impl Framework {
     /// All frameworks.
-    pub const ALL: [Framework; 7] =
-        [TransformersTrainer, Lightning, Ultralytics, Transformers, Diffusers, DiffusersDecoder, Timm];
+    pub const ALL: [Framework; 11] = [
+        TransformersInTrainer,
+        TransformersTrainer,
+        Lightning,
+        Ultralytics,
+        Transformers,
+        Diffusers,
+        DiffusersDecoder,
+        Timm,
+        TorchtitanOptions,
+        TorchtitanConfig,
+        Fsdp2,
+    ];
+
+    /// Whether the framework's own code is in the stacks of the activations that it is about.
+    pub fn is_around_modules(self) -> bool {
+        self != Fsdp2
+    }
 
     /// The framework whose code a frame runs.
     pub fn of(frame: &Frame) -> Option<Framework> {
@@ -151,13 +181,21 @@ static SETTINGS: &[Setting] = &[
         code: &["model.train(..., batch=batch // 2)"],
     },
     Setting {
+        framework: TransformersInTrainer,
+        rules: CHECKPOINT,
+        text: "Trainer: TrainingArguments(gradient_checkpointing=True)",
+        code: &[
+            "# transformers 5.24 and newer also call it activation_checkpointing",
+            "args = TrainingArguments(..., gradient_checkpointing=True)",
+        ],
+    },
+    Setting {
         framework: Transformers,
         rules: CHECKPOINT,
-        text: "transformers: TrainingArguments(activation_checkpointing=True), or \
-               model.activation_checkpointing_enable() without Trainer; gradient_checkpointing in older releases",
+        text: "transformers: model.gradient_checkpointing_enable()",
         code: &[
-            "model.activation_checkpointing_enable()  # older releases: model.gradient_checkpointing_enable()",
-            "# or, with Trainer: TrainingArguments(..., activation_checkpointing=True)",
+            "# transformers 5.24 and newer also call it activation_checkpointing_enable()",
+            "model.gradient_checkpointing_enable()",
         ],
     },
     Setting {
@@ -185,6 +223,68 @@ static SETTINGS: &[Setting] = &[
         text: "timm: model.set_grad_checkpointing()",
         code: &["model.set_grad_checkpointing()"],
     },
+    Setting {
+        framework: TorchtitanOptions,
+        rules: CHECKPOINT,
+        text: "torchtitan: --activation_checkpoint.mode=full",
+        code: &[
+            "# an option of torchtitan, or in its TOML file:",
+            "[activation_checkpoint]",
+            r#"mode = "full"  # "selective" keeps some of the activations, and computes less twice"#,
+        ],
+    },
+    Setting {
+        framework: TorchtitanOptions,
+        rules: &[RuleId::SmallerBatches, RuleId::MoreMicroBatches],
+        text: "torchtitan: half of --training.local_batch_size, with the same --training.global_batch_size",
+        code: &[
+            "[training]",
+            "local_batch_size = 4    # half of it",
+            "global_batch_size = 64  # as before: the product of local_batch_size and the data-parallel degree",
+        ],
+    },
+    Setting {
+        framework: TorchtitanConfig,
+        rules: CHECKPOINT,
+        text: "torchtitan: activation_checkpoint=FullAC.Config()",
+        code: &[
+            "from torchtitan.distributed.activation_checkpoint import FullAC",
+            "# in the configuration; SelectiveAC keeps some of the activations, and computes less twice",
+            "Trainer.Config(..., activation_checkpoint=FullAC.Config())",
+        ],
+    },
+    Setting {
+        framework: TorchtitanConfig,
+        rules: &[RuleId::SmallerBatches, RuleId::MoreMicroBatches],
+        text: "torchtitan: half of training.local_batch_size, with the same training.global_batch_size",
+        code: &[
+            "# half of local_batch_size; global_batch_size stays (local_batch_size times the data-parallel degree)",
+            "training=TrainingConfig(..., local_batch_size=4, global_batch_size=64)",
+        ],
+    },
+    Setting {
+        framework: Fsdp2,
+        rules: CHECKPOINT,
+        text: "FSDP2: checkpoint the modules before fully_shard()",
+        code: &[
+            "from torch.distributed.algorithms._checkpoint import checkpoint_wrapper",
+            "# after the model is built, before fully_shard(): {layers}",
+            "is_one = lambda m: type(m).__name__ in {{classes}}",
+            "checkpoint_wrapper.apply_activation_checkpointing(model, check_fn=is_one)",
+            "# with this, gathered parameters are freed between the forward and the backward pass:",
+            "fully_shard(module, reshard_after_forward=True)",
+        ],
+    },
+    Setting {
+        framework: Fsdp2,
+        rules: &[RuleId::Autocast],
+        text: "FSDP2: fully_shard(..., mp_policy=MixedPrecisionPolicy(torch.bfloat16))",
+        code: &[
+            "from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard",
+            "policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)",
+            "fully_shard(module, mp_policy=policy)  # each module that is sharded, and the model",
+        ],
+    },
 ];
 
 #[cfg(test)]
@@ -210,5 +310,9 @@ mod tests {
         assert_eq!(diffusers("autoencoders/autoencoder_kl", "_decode"), Some(DiffusersDecoder));
         assert_eq!(diffusers("autoencoders/autoencoder_kl", "encode"), Some(Diffusers));
         assert_eq!(diffusers("resnet", "forward"), Some(Diffusers));
+        let titan = |file: &str| of(&format!("/x/site-packages/torchtitan/{file}.py"), "forward_backward_step");
+        assert_eq!((titan("train"), titan("trainer")), (Some(TorchtitanOptions), Some(TorchtitanConfig)));
+        let fsdp = |folder: &str| of(&format!("/x/site-packages/torch/distributed/fsdp/{folder}.py"), "unshard");
+        assert_eq!((fsdp("_fully_shard/_fsdp_param_group"), fsdp("_flat_param")), (Some(Fsdp2), None));
     }
 }
