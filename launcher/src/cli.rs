@@ -115,6 +115,10 @@ pub(crate) enum Command {
     ///
     /// The kernel of a Python whose notebooks are recorded, with %memtrace. See docs/how-to/notebooks.md.
     Kernel(Kernel),
+    /// Explain a rule of an issue or of a suggestion: what it means, when it appears, and the code of the fix
+    ///
+    /// Reports and summary.json name rules: leak, checkpoint-layers. Without RULE, the command lists all rules.
+    Explain(Explain),
     /// Print a page of the documentation
     ///
     /// The pages are inside the program. Help texts name them by their paths, such as docs/how-to/limit.md, which PAGE
@@ -735,6 +739,15 @@ pub(crate) struct KernelRemove {
     /// A Python that has Jupyter's packages [default: the first python on PATH]
     #[arg(long, value_name = "PATH")]
     pub(crate) python: Option<PathBuf>,
+}
+
+/// The options of `memtrace explain`.
+#[derive(Args, Debug)]
+#[command(after_help = "Exit status: 0 for success, 2 for a rule that does not exist.")]
+pub(crate) struct Explain {
+    /// The name of a rule, as reports print it [default: list all rules]
+    #[arg(value_name = "RULE")]
+    pub(crate) rule: Option<String>,
 }
 
 /// The options of `memtrace docs`.

@@ -48,7 +48,7 @@ pub(crate) fn commands_like<'a>(word: &str, commands: impl Iterator<Item = &'a s
 mod tests {
     use super::*;
 
-    const COMMANDS: [&str; 21] = [
+    const COMMANDS: [&str; 22] = [
         "run",
         "dry-run",
         "report",
@@ -66,6 +66,7 @@ mod tests {
         "doctor",
         "mcp",
         "kernel",
+        "explain",
         "docs",
         "man",
         "completions",

@@ -100,6 +100,7 @@ fn run() -> u8 {
         cli::Command::Mcp(options) => commands::exit_code(commands::mcp::mcp(&options)),
         cli::Command::Kernel(options) => commands::exit_code(commands::kernel::kernel(&options)),
         cli::Command::MemoryInUse => commands::exit_code(device_samples::print_used()),
+        cli::Command::Explain(options) => commands::exit_code(commands::explain::explain(&options)),
         cli::Command::Docs(options) => commands::exit_code(commands::docs::docs(&options)),
         cli::Command::Man(options) => commands::exit_code(commands::manual::man(&options)),
         cli::Command::Completions(options) => commands::exit_code(commands::manual::completions(&options)),

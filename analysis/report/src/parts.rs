@@ -259,6 +259,9 @@ impl TextReport {
                 self.labelled_at(4, ISSUE_LABEL_WIDTH, label, text, wrap_words);
             }
         }
+        if let Some(first) = issues.first().filter(|_| count == usize::MAX) {
+            self.line(format!("  memtrace explain {} shows what the rule means and the usual fix", first.rule));
+        }
         if issues.len() > count {
             self.line(format!("  {} more issues: memtrace report RUN --section issues", issues.len() - count));
         }

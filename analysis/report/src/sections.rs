@@ -311,6 +311,8 @@ impl TextReport {
             if !suggestion.link.is_empty() {
                 self.lines.push(format!("    {:CHANGE_LABEL_WIDTH$}  {}", "Page", suggestion.link));
             }
+            let more = format!("memtrace explain {}", suggestion.rule);
+            self.lines.push(format!("    {:CHANGE_LABEL_WIDTH$}  {more}", "More"));
             let code = suggestion.code.iter().map(|line| format!("      {line}").trim_end().to_owned());
             self.lines.extend(code);
         }

@@ -37,7 +37,7 @@ pub(crate) fn docs(options: &cli::Docs) -> anyhow::Result<()> {
     super::write_output(Printed::File(text.as_bytes()), None)
 }
 
-fn text_of(name: &str) -> Option<&'static str> {
+pub(super) fn text_of(name: &str) -> Option<&'static str> {
     PAGES.iter().find(|(page, _)| *page == name).map(|(_, text)| *text)
 }
 

@@ -8,6 +8,7 @@ pub(crate) mod diff;
 pub(crate) mod docs;
 pub(crate) mod doctor;
 pub(crate) mod dry_run;
+pub(crate) mod explain;
 pub(crate) mod export;
 mod job;
 pub(crate) mod kernel;

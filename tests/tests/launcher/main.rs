@@ -11,6 +11,7 @@ mod dry_run;
 mod dry_run_hostile;
 mod dry_run_servers;
 mod dry_run_values;
+mod explain;
 mod faults;
 mod hostile_clients;
 mod http;

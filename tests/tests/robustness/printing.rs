@@ -218,6 +218,7 @@ const KNOWN: &[(&str, &[&str])] = &[
             "kernel remove --python {missing} --sys-prefix",
         ],
     ),
+    ("explain", &["explain {hostile}", "explain", "explain leak", "explain autocast"]),
     ("docs", &["docs {hostile}", "docs", "docs install"]),
     ("man", &["man -o {new}", "man", "man --output {trace}"]),
     ("completions", &["completions bash", "completions {hostile}"]),

@@ -19,20 +19,26 @@ use crate::units::{number_text, size_text};
 /// A checkpoint stays allocated beside the model that it was copied into.
 static CHECKPOINT_KEPT: DiagnosticRule = DiagnosticRule {
     id: RuleId::CheckpointKept,
+    meaning: "A loaded checkpoint stays on the GPU beside the model that it was copied into.",
     evidence: "torch.load, safetensors or torch.distributed.checkpoint allocates the blocks. They are still allocated \
                when the second step begins. For each of them, the model has another block of the same size. None of \
                them is a named tensor of the model or the optimizer.",
     limits: "The rule misses checkpoints that other code reads. Without tensor names, it does not know which of \
              several blocks of one size is the copy.",
+    code: &[r#"state = torch.load(path, map_location="cpu", mmap=True)"#, "model.load_state_dict(state)", "del state"],
+    link: "https://docs.pytorch.org/docs/stable/generated/torch.load.html",
     kept_by: KeptBy::Nothing,
 };
 
 /// A checkpoint was read to a device that computes nothing.
 static WRONG_DEVICE: DiagnosticRule = DiagnosticRule {
     id: RuleId::WrongDevice,
+    meaning: "A checkpoint is read to a GPU on which the process computes nothing.",
     evidence: "The program reads a checkpoint to a device on which this process computes nothing, while it computes on \
                another device.",
     limits: "The rule misses a device on which the process also computes a little.",
+    code: &[r#"state = torch.load(path, map_location=f"cuda:{local_rank}")  # or "cpu""#],
+    link: "https://docs.pytorch.org/docs/stable/generated/torch.load.html",
     kept_by: KeptBy::Nothing,
 };
 

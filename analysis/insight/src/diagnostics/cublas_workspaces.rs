@@ -16,10 +16,16 @@ use crate::units::size_text;
 /// cuBLAS has many workspaces.
 static CUBLAS_WORKSPACES: DiagnosticRule = DiagnosticRule {
     id: RuleId::CublasWorkspaces,
+    meaning: "cuBLAS has a workspace for each pair of a handle and a stream, and the program uses many of them.",
     evidence: "At least four blocks of exactly the size of a cuBLAS workspace are allocated at once, on three streams \
                or more.",
     limits: "The rule misses workspaces of another size (CUBLAS_WORKSPACE_CONFIG). It counts other blocks of the same \
              size. PyTorch 2.15 keeps workspaces only with TORCH_CUBLAS_WORKSPACE_CACHE=1.",
+    code: &[
+        "# before the program starts: CUBLAS_WORKSPACE_CONFIG=:16:8",
+        "side = torch.cuda.Stream()  # once, not in each step",
+    ],
+    link: "https://docs.pytorch.org/docs/stable/notes/cuda.html#cublas-workspaces",
     kept_by: KeptBy::Nothing,
 };
 

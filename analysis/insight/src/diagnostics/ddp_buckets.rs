@@ -15,8 +15,11 @@ use crate::units::{number_text, size_text};
 /// DistributedDataParallel holds a second copy of the gradients.
 static DDP_BUCKETS: DiagnosticRule = DiagnosticRule {
     id: RuleId::DdpBuckets,
+    meaning: "DistributedDataParallel keeps a second copy of the gradients in its buckets.",
     evidence: "DistributedDataParallel allocates buckets that are at least half as large as the gradients beside them.",
     limits: "The rule does not know whether communication hooks need the buckets.",
+    code: &["model = DistributedDataParallel(model, gradient_as_bucket_view=True)"],
+    link: "https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html",
     kept_by: KeptBy::Nothing,
 };
 

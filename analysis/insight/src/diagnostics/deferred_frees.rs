@@ -18,10 +18,16 @@ use memtrace_replay::BlockId;
 /// Frees wait for streams.
 static DEFERRED_FREES: DiagnosticRule = DiagnosticRule {
     id: RuleId::DeferredFrees,
+    meaning: "Blocks that the program has freed wait for the streams that still use them.",
     evidence: "The program has freed blocks that streams still use. At one point in time they are at least a tenth of \
                the peak.",
     limits: "The rule does not know the line that calls record_stream, so the issue names the line that allocates. It \
              does not know the stream's work.",
+    code: &[
+        "torch.cuda.current_stream().wait_stream(side)  # before the last reference is dropped",
+        "del batch                                      # then without record_stream()",
+    ],
+    link: "https://docs.pytorch.org/docs/stable/generated/torch.Tensor.record_stream.html",
     kept_by: KeptBy::Nothing,
 };
 

@@ -19,11 +19,18 @@ use memtrace_replay::{BlockState, Segment};
 /// Blocks in use block segments whose free memory the allocator could not use.
 static FRAGMENTATION: DiagnosticRule = DiagnosticRule {
     id: RuleId::Fragmentation,
+    meaning: "PyTorch's allocator reserves memory that it cannot use, because blocks in use divide it into parts \
+              that are too small.",
     evidence: "The allocator requests more memory from CUDA although as much is free in segments with blocks in use. \
                That free memory is at least a quarter of the reserved memory, then and at its peak, and at least 1 % \
                of the device's memory if no request failed.",
     limits: "The rule does not cover expandable segments and private pools. It does not know which block of a segment \
              is to blame, so the sources of all its blocks share the free memory.",
+    code: &[
+        "# before the program starts: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        "model = Model().cuda()  # long-lived tensors first, temporary ones after them",
+    ],
+    link: "https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf",
     kept_by: KeptBy::Nothing,
 };
 

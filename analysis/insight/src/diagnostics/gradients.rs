@@ -20,21 +20,27 @@ use memtrace_replay::Names;
 /// Gradients stay allocated through the next forward pass because nothing frees them.
 static GRADIENTS_NOT_CLEARED: DiagnosticRule = DiagnosticRule {
     id: RuleId::GradientsNotCleared,
+    meaning: "Gradients stay allocated after the optimizer's step, because nothing clears them.",
     evidence: "Gradients are still allocated when forward passes begin after an optimizer step. Either they are never \
                freed, for at least half of all steps and at least twelve steps (six if optimizers keep state, but \
                none for their parameters; three if the program frees no gradients). Or all are freed at once, \
                repeatedly, after at least twelve steps that used them.",
     limits: "Without PyTorch's profiler ranges, the rule cannot tell gradients that are filled with zeros \
              (set_to_none=False) from gradients that are never cleared.",
+    code: &["optimizer.step()", "optimizer.zero_grad(set_to_none=True)"],
+    link: "https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.zero_grad.html",
     kept_by: KeptBy::Nothing,
 };
 
 /// Gradients are freed between forward and backward.
 static GRADIENTS_CLEARED_LATE: DiagnosticRule = DiagnosticRule {
     id: RuleId::GradientsClearedLate,
+    meaning: "Gradients stay allocated during the next forward pass, because zero_grad() runs after it.",
     evidence: "Gradients are still allocated when a forward pass begins after an optimizer step, and are freed before \
                the backward pass. The peak is higher because of them.",
     limits: "The rule does not compute what earlier clearing saves within a backward pass.",
+    code: &["optimizer.step()", "optimizer.zero_grad(set_to_none=True)  # here, not before the next backward()"],
+    link: "https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.zero_grad.html",
     kept_by: KeptBy::Nothing,
 };
 

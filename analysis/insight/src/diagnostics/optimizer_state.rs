@@ -14,9 +14,16 @@ use crate::units::size_text;
 /// The optimizer state does not fit.
 static OPTIMIZER_STATE_DOES_NOT_FIT: DiagnosticRule = DiagnosticRule {
     id: RuleId::OptimizerStateDoesNotFit,
+    meaning: "The first step of the optimizer allocates its state, and the GPU has no memory for all of it.",
     evidence: "An out-of-memory error occurs while an optimizer allocates its state. The kind of optimizer and the \
                parameters determine the size of the whole state.",
     limits: "The rule does not know the size of a state that depends on the optimizer's options.",
+    code: &[
+        "optimizer = bitsandbytes.optim.AdamW8bit(model.parameters(), lr=lr)  # a quarter of the state",
+        "# or shard it over the GPUs with FSDP2, and keep it on the CPU:",
+        "fully_shard(model, reshard_after_forward=True, offload_policy=CPUOffloadPolicy())",
+    ],
+    link: "https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html",
     kept_by: KeptBy::Nothing,
 };
 

@@ -28,11 +28,14 @@ use crate::units::{count_text, size_text};
 /// Results of a forward pass stay allocated through the next forward pass.
 static OUTPUTS_KEPT: DiagnosticRule = DiagnosticRule {
     id: RuleId::OutputsKept,
+    meaning: "Variables keep the results of a forward pass during the next one.",
     evidence: "Results of a forward pass are still allocated in the next forward pass, although a backward pass and an \
                optimizer step came in between. User code frees them there, before another backward pass begins. The \
                peak is higher because of them.",
     limits: "The rule knows the variable that holds the blocks only with `memtrace --holders`. A result that the next \
              forward pass reads and that autograd does not save looks the same.",
+    code: &["loss.backward()", "optimizer.step()", "del outputs, loss"],
+    link: "https://docs.pytorch.org/docs/stable/notes/faq.html#my-model-reports-cuda-runtime-error-2-out-of-memory",
     kept_by: KeptBy::Objects,
 };
 

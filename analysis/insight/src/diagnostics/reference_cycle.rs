@@ -19,9 +19,15 @@ use memtrace_replay::ReferenceCycle;
 /// Reference cycles held memory until the garbage collector ran.
 static REFERENCE_CYCLE: DiagnosticRule = DiagnosticRule {
     id: RuleId::ReferenceCycle,
+    meaning: "Python objects that refer to each other hold tensors until CPython's garbage collector runs.",
     evidence: "CPython's cyclic garbage collector frees the blocks, before the program's end.",
     limits: "The rule does not know when the blocks became garbage. It knows the objects of a cycle only with \
              `memtrace --cycles`.",
+    code: &[
+        "child.parent = weakref.ref(parent)  # not: child.parent = parent",
+        "del traceback, error                # a stored exception holds the frames and their tensors",
+    ],
+    link: "https://docs.python.org/3/library/weakref.html",
     kept_by: KeptBy::Nothing,
 };
 

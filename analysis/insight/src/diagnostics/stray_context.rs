@@ -14,6 +14,7 @@ use crate::units::size_text;
 /// A process holds memory or a context on a GPU that is another rank's.
 static STRAY_CONTEXT: DiagnosticRule = DiagnosticRule {
     id: RuleId::StrayContext,
+    meaning: "A rank has a CUDA context, and maybe memory, on the GPU of another rank.",
     evidence: "A process of one rank allocates or creates a CUDA context on a GPU that is another rank's own, besides \
                the GPU of its own rank. A rank's own GPU is the one with its local rank, else the one on which it \
                computes most. GPUs are compared by PCI bus id, else by CUDA_VISIBLE_DEVICES. A GPU on which the \
@@ -22,14 +23,25 @@ static STRAY_CONTEXT: DiagnosticRule = DiagnosticRule {
     limits: "The bytes are those that the process allocated. Its CUDA context takes several hundred MiB besides. A \
              context without an allocation has a line only if the process had allocated on another GPU before. Ranks \
              that share a GPU on purpose have the same own GPU and are not reported.",
+    code: &[
+        "torch.cuda.set_device(local_rank)  # before the first call of CUDA",
+        r#"state = torch.load(path, map_location=f"cuda:{local_rank}")"#,
+    ],
+    link: "https://docs.pytorch.org/docs/stable/generated/torch.cuda.set_device.html",
     kept_by: KeptBy::Nothing,
 };
 
 /// A DataLoader worker holds memory on a GPU.
 static WORKER_CONTEXT: DiagnosticRule = DiagnosticRule {
     id: RuleId::WorkerContext,
+    meaning: "A worker process of a DataLoader allocates on the GPU, and has a CUDA context of its own.",
     evidence: "The first allocation of a process on a GPU comes from the worker loop of torch.utils.data.",
     limits: "The bytes are those that the worker allocated. Its CUDA context takes several hundred MiB besides.",
+    code: &[
+        "loader = DataLoader(dataset, num_workers=4, pin_memory=True)  # the dataset returns CPU tensors",
+        "inputs = inputs.cuda(non_blocking=True)                        # in the training process",
+    ],
+    link: "https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading",
     kept_by: KeptBy::Nothing,
 };
 

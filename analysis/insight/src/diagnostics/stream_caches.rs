@@ -16,10 +16,17 @@ use memtrace_replay::{BlockState, Segment};
 /// Streams have caches that no other stream can use.
 static STREAM_CACHES: DiagnosticRule = DiagnosticRule {
     id: RuleId::StreamCaches,
+    meaning: "Each stream has cached memory of its own, which allocations on other streams cannot use.",
     evidence: "The allocator requests memory from CUDA for one stream although at least as much is free in unused \
                segments of other streams. These segments belong to at least four streams, are at least half of the \
                reserved memory, and at least 1 % of the device's memory if no request failed.",
     limits: "The rule does not know where the streams were made, so the issue names the line that allocates on them.",
+    code: &[
+        "side = torch.cuda.Stream()     # once, not in each step",
+        "buffer = torch.empty(...)      # on the default stream, outside the next line",
+        "with torch.cuda.stream(side):",
+    ],
+    link: "https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-streams",
     kept_by: KeptBy::Nothing,
 };
 

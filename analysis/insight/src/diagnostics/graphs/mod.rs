@@ -27,6 +27,8 @@ use unconsumed::{GraphFree, GraphIssue, UnconsumedGraph, UnconsumedGraphs};
 /// The graphs of several calls of a model are allocated at once.
 pub(super) static GRAPH_KEPT: DiagnosticRule = DiagnosticRule {
     id: RuleId::GraphKept,
+    meaning: "The program keeps tensors that keep the graphs of earlier forward passes, and with them all their \
+              activations.",
     evidence: "Forward passes allocate the blocks while autograd records, at two places or more. Either the blocks \
                increase from step to step, or the blocks of at least three calls are freed together, at least three \
                per call. At the end of the run, those of two steps suffice if backward passes ran through them. If \
@@ -34,22 +36,35 @@ pub(super) static GRAPH_KEPT: DiagnosticRule = DiagnosticRule {
                backward pass frees.",
     limits: "The line that stores the loss allocates nothing, so the issue names the line that computes the loss. A \
              graph that is unrolled over many calls on purpose looks the same if an error frees it.",
+    code: &[
+        "total_loss += loss.item()      # not: total_loss += loss",
+        "hidden = hidden.detach()       # before the next step uses it",
+    ],
+    link: "https://docs.pytorch.org/docs/stable/notes/faq.html#my-model-reports-cuda-runtime-error-2-out-of-memory",
     kept_by: KeptBy::Graphs,
 };
 
 /// A backward pass retained its graph.
 static GRAPH_RETAINED: DiagnosticRule = DiagnosticRule {
     id: RuleId::GraphRetained,
+    meaning: "A graph survives its backward pass, because backward() retains it or the program keeps the loss.",
     evidence: "The blocks that a forward pass keeps for the backward pass are freed together after that backward pass. \
                They have at least as many bytes as the backward pass freed, and at least three times as many blocks.",
     limits: "The rule does not know which of several backward calls was the last to need the graph. It can misjudge a \
              graph of which only one branch remains.",
+    code: &[
+        "(first_loss + second_loss).backward()  # one pass, without retain_graph=True",
+        "del loss                               # if something else needs the memory in this step",
+    ],
+    link: "https://docs.pytorch.org/docs/stable/generated/torch.Tensor.backward.html",
     kept_by: KeptBy::Graphs,
 };
 
 /// Forward passes without a backward pass keep their activations.
 static EVAL_WITHOUT_NO_GRAD: DiagnosticRule = DiagnosticRule {
     id: RuleId::EvalWithoutNoGrad,
+    meaning: "An evaluation runs while autograd records, so it keeps activations for a backward pass that never \
+              comes.",
     evidence: "A call of the model allocates at least three blocks, at two places or more, while autograd records. \
                They are freed together without a backward pass in between, and no backward pass runs through another \
                part of the call. This happens at least twice. Or a forward pass runs out of memory at a place through \
@@ -58,6 +73,8 @@ static EVAL_WITHOUT_NO_GRAD: DiagnosticRule = DiagnosticRule {
                evaluation calls the model, or dropout and batch normalization allocate as after model.eval().",
     limits: "Graphs that the program drops on purpose look the same, for example in a skipped step. The rule misses an \
              evaluation that runs out of memory in its first call if nothing else shows that it is one.",
+    code: &["model.eval()", "with torch.inference_mode():", "    outputs = model(inputs)"],
+    link: "https://docs.pytorch.org/docs/stable/generated/torch.autograd.grad_mode.inference_mode.html",
     kept_by: KeptBy::Nothing,
 };
 

@@ -32,6 +32,7 @@ pub(super) use sampler::GrowthKind;
 /// The allocated bytes of one stack grow from step to step.
 pub(super) static LEAK: DiagnosticRule = DiagnosticRule {
     id: RuleId::Leak,
+    meaning: "The memory that one line of the program allocates grows from step to step, up to the end of the run.",
     evidence: "The allocated bytes of one stack are sampled at the start of each step, or of each request if the \
                program only calls a model. They increase in at least four samples, up to the end of the run, without \
                leveling out, and the program frees at most a quarter of the growth in between. Either the blocks \
@@ -46,6 +47,12 @@ pub(super) static LEAK: DiagnosticRule = DiagnosticRule {
              when the run ends looks like a leak. A request begins with a call of the model whose input is larger than \
              that of the call before. The forecast assumes that the rest of the program needs as much memory and time \
              as before.",
+    code: &[
+        "losses.append(loss.item())              # a number, not a tensor",
+        "results.append(output.detach().cpu())   # a copy on the CPU",
+        "history = collections.deque(maxlen=100) # a bound",
+    ],
+    link: "https://docs.pytorch.org/docs/stable/notes/faq.html#my-model-reports-cuda-runtime-error-2-out-of-memory",
     kept_by: KeptBy::Objects,
 };
 
