@@ -655,6 +655,13 @@ pub(crate) struct Doctor {
     /// Keep the recording in this folder, which must be new or empty
     #[arg(short, long, value_name = "DIR", requires = "command")]
     pub(crate) output: Option<PathBuf>,
+    /// List what memtrace has written outside of run folders: copies of its library, simulated CUDA libraries, and
+    /// temporary folders that a killed memtrace has left
+    #[arg(long, conflicts_with_all = ["json", "command"])]
+    pub(crate) clean: bool,
+    /// Remove what --clean lists, except what a running memtrace uses
+    #[arg(long, requires = "clean")]
+    pub(crate) yes: bool,
     /// Run the program that the self-test records
     #[arg(long, hide = true)]
     pub(crate) self_test_program: bool,

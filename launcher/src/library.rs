@@ -154,10 +154,70 @@ fn lock_shared(folder: &PrivateFolder) -> Option<File> {
     Some(file)
 }
 
+/// A folder with the copy of the library of one build, and with the simulated libraries of its dry runs.
+#[derive(Debug)]
+pub(crate) struct LibraryCopy {
+    base: Base,
+    name: String,
+}
+
+impl LibraryCopy {
+    /// The path of the folder.
+    pub(crate) fn path(&self) -> PathBuf {
+        self.base.path().join(&self.name)
+    }
+
+    /// Whether a launcher has locked the copy.
+    pub(crate) fn is_in_use(&self) -> bool {
+        let copy = self.open();
+        copy.is_some_and(|file| flock(&file, FlockOperation::NonBlockingLockExclusive).is_err())
+    }
+
+    fn open(&self) -> Option<File> {
+        self.base.enter(&[]).ok()?.existing(&self.name)?.open(NAME).ok()
+    }
+
+    /// Removes the folder, and those of memtrace around it that are empty then.
+    ///
+    /// # Errors
+    ///
+    /// If the folder cannot be removed, or a launcher has locked the copy.
+    pub(crate) fn remove(&self) -> anyhow::Result<()> {
+        // A launcher that opens the copy now waits for the lock, and then writes the copy again.
+        let copy = self.open();
+        if let Some(file) = &copy {
+            flock(file, FlockOperation::NonBlockingLockExclusive).context("a running memtrace uses it")?;
+        }
+        self.base.enter(&[])?.remove_folder(&self.name)?;
+        for folder in self.base.path().ancestors().take(self.base.names.len()) {
+            // A folder that is not empty stays.
+            std::fs::remove_dir(folder).ok();
+        }
+        Ok(())
+    }
+}
+
+/// The copies of all builds that this user has.
+pub(crate) fn copies() -> Vec<LibraryCopy> {
+    let mut copies = Vec::new();
+    for base in candidates().into_iter().filter(|base| base.path().is_dir()) {
+        let Ok(all) = base.enter(&[]) else { continue };
+        let mut names: Vec<String> = all.names().into_iter().filter(|name| is_hash(name)).collect();
+        names.sort();
+        names.retain(|name| all.existing(name).is_some());
+        copies.extend(names.into_iter().map(|name| LibraryCopy { base: base.clone(), name }));
+    }
+    copies
+}
+
+/// Whether a name has the form of [`HASH`].
+fn is_hash(name: &str) -> bool {
+    name.len() == HASH.len() && name.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
 /// Removes the copies of other builds under `base` that are older than `age` and that no launcher has locked, with the
 /// simulated libraries beside them.
 fn remove_unused(base: &Base, age: Duration) {
-    let is_hash = |name: &str| name.len() == HASH.len() && name.bytes().all(|byte| byte.is_ascii_hexdigit());
     let Ok(all) = base.enter(&[]) else { return };
     for name in all.names().iter().filter(|name| is_hash(name) && *name != HASH) {
         let Some(file) = all.existing(name).and_then(|folder| folder.open(NAME).ok()) else { continue };

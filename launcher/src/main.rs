@@ -12,6 +12,7 @@
 mod attach;
 mod bounded_read;
 mod child;
+mod clean;
 mod cli;
 mod commands;
 mod condition;

@@ -3,7 +3,7 @@
 use crate::cli::Doctor;
 use crate::output::{Printed, Stream, print};
 use crate::terminal::layout;
-use crate::{doctor, message};
+use crate::{clean, doctor, message};
 
 /// The exit code when all checks passed.
 const PASSED: u8 = 0;
@@ -14,6 +14,16 @@ const FAILED: u8 = 1;
 pub(crate) fn doctor(options: &Doctor) -> u8 {
     if options.self_test_program {
         return doctor::self_test_program();
+    }
+    if options.clean {
+        return match clean::clean(options.yes) {
+            Ok(true) => PASSED,
+            Ok(false) => FAILED,
+            Err(e) => {
+                message::report(&e);
+                super::BAD_INPUT
+            }
+        };
     }
     let report = match doctor::run_checks(options) {
         Ok(report) => report,

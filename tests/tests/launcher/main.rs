@@ -3,6 +3,7 @@
 mod attach;
 mod attach_safety;
 mod categories;
+mod clean;
 mod command_line;
 mod docs;
 mod doctor;

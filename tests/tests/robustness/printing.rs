@@ -197,6 +197,8 @@ const KNOWN: &[(&str, &[&str])] = &[
             "doctor --json -- {intruder} names",
             "doctor --self-test-program",
             "doctor -- {missing}",
+            "doctor --clean",
+            "doctor --yes",
         ],
     ),
     ("mcp", &["mcp", "mcp --allow-run"]),
