@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-MINORS = range(9, 14)
+MINORS = range(9, 16)
 PROGRAM = ROOT / "tests/wheel/program.py"
 MIB = 1 << 20
 # The allocations of the program PROGRAM.
@@ -37,6 +37,11 @@ def pythons():
             if shown and shown.returncode == 0 and shown.stdout.startswith("3 %d cpython " % minor):
                 found[minor] = shown.stdout.strip().split(" ", 3)[3]
                 break
+        # Python 3.14 and newer are packages of Debian unstable, which scripts/python unpacks.
+        if minor >= 14 and minor not in found:
+            path = subprocess.run([ROOT / "scripts/python", "3.%d" % minor], stdout=subprocess.PIPE, text=True)
+            if path.returncode == 0:
+                found[minor] = path.stdout.strip()
     return found
 
 

@@ -4,12 +4,14 @@ The sources are the files of this checkout that git tracks, as they are now, in 
 release from them, by commands that a user types. The builds share a target folder, which is removed at the end.
 """
 
+import hashlib
 import os
 import re
 import subprocess
 import sys
 import tarfile
 import tempfile
+import zipfile
 from pathlib import Path
 
 from environments import (
@@ -28,6 +30,8 @@ from environments import (
 # As scripts/wheel has it.
 MATURIN = "maturin==1.16.0"
 RATTLER_BUILD = "py-rattler-build==0.73.0"
+# The wheel that tests/wheel/run tests.
+WHEEL = Path()
 # How long one build may take. It only detects a hang.
 BUILD = 3000
 
@@ -132,7 +136,41 @@ def conda_builds_the_recipe(python, sources, scratch):
     assert not others, others
 
 
+def a_release_is_reproducible(python, sources, scratch):
+    """The files of a release of these sources, made in another folder from a tag. The wheel is `WHEEL` to the byte."""
+    environment = build_environment(sources)
+    # Debug information divides the path of a file at the folder of its crate, which a link hides.
+    environment["CARGO_HOME"] = os.environ.get("CARGO_HOME") or str(Path.home() / ".cargo")
+    # The folder of the builds is in the repository, as it is for people.
+    del environment["CARGO_TARGET_DIR"]
+    # scripts/wheel without SOURCE_DATE_EPOCH uses this time.
+    environment["SOURCE_DATE_EPOCH"] = "315532800"
+    (version,) = re.findall(r'^version = "(.+)"$', (sources / "Cargo.toml").read_text(), re.MULTILINE)
+    dist = scratch / "dist"
+    wrong = run([sources / "scripts/release", "99.0.0", dist], environment, expected=1)
+    assert "99.0.0 is not the version in Cargo.toml" in wrong.stderr and not dist.exists(), wrong.stderr
+    run(["git", "-C", sources, "tag", "v" + version], os.environ)
+    run([sources / "scripts/release", "v" + version, dist], environment, timeout=BUILD)
+    names = sorted(path.name for path in dist.iterdir())
+    stem = "gpu_memtrace-%s-py3-none-manylinux_2_28_x86_64" % version
+    assert names == ["SHA256SUMS", stem + ".whl", "memtrace-debug-info-%s.tar.gz" % stem, "release-notes.md"], names
+    run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=dist)
+    assert (dist / "release-notes.md").read_text().startswith("The first release." if version == "0.1.0" else "")
+    again = dist / (stem + ".whl")
+    different = contents(again) ^ contents(WHEEL)
+    assert again.read_bytes() == WHEEL.read_bytes(), "the wheels differ in %s" % sorted({name for name, _ in different})
+    env = Environment(python, scratch)
+    env.pip("install", "--no-index", "--find-links", dist, "gpu-memtrace==" + version)
+    works_in(env)
+
+
+def contents(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        return {(name, hashlib.sha256(archive.read(name)).hexdigest()) for name in archive.namelist()}
+
+
 TESTS = [
+    a_release_is_reproducible,
     pip_installs_from_the_repository,
     pip_installs_the_source_distribution,
     cargo_installs_from_the_repository,
@@ -141,8 +179,10 @@ TESTS = [
 ]
 
 
-def run_tests(results, python, pattern):
-    """Runs the tests whose names contain a text."""
+def run_tests(results, python, wheel, pattern):
+    """Runs the tests whose names contain a text. `wheel` is what scripts/wheel made of the same sources."""
+    global WHEEL
+    WHEEL = wheel
     chosen = [function for function in TESTS if pattern in function.__name__]
     if not chosen:
         return
