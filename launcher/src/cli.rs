@@ -13,13 +13,14 @@ use memtrace_analysis::{SECTIONS, Tolerance};
 use memtrace_trace::options;
 use regex_lite::Regex;
 
+use crate::commands::dry_run::SIMULATED_LIBRARIES;
 use crate::condition::{Condition, condition};
 use crate::device_samples::MEMORY_IN_USE;
 use crate::first_word::commands_like;
 use crate::http::Address;
 use crate::option_values::{
     Bounds, Kept, Values, bounds, category_limit, gpu_memory, kept, limit, line_expression, otlp_url, positive,
-    release_point, server_address, size, step_range, time_limit, time_range, tolerance, values,
+    release_point, routing, server_address, size, step_range, time_limit, time_range, tolerance, values,
 };
 use crate::output::{Printed, Stream, print, print_to_stderr};
 use crate::simulation::{Gpu, Nonzero};
@@ -128,6 +129,12 @@ pub(crate) enum Command {
     Man(Man),
     /// Print a completion script for a shell
     Completions(Completions),
+    /// Print the simulated CUDA libraries for the PyTorch of a Python interpreter
+    #[command(hide = true, name = SIMULATED_LIBRARIES)]
+    SimulatedLibraries {
+        /// The interpreter
+        python: PathBuf,
+    },
     /// Print the memory in use on each GPU as NVML reports it
     #[command(hide = true, name = MEMORY_IN_USE)]
     MemoryInUse,
@@ -172,6 +179,9 @@ pub(crate) struct DryRun {
     /// The result of `x > 0` for values that no kernel computed, and so the share that masks and nonzero select
     #[arg(long, value_name = "SHARE", value_enum, default_value_t)]
     pub(crate) nonzero: Nonzero,
+    /// How tokens choose experts: evenly, by a Zipf distribution (zipf:1.2), or all the first experts (one-rank)
+    #[arg(long, value_name = "RULE", default_value = "even", value_parser = routing)]
+    pub(crate) routing: String,
     /// End the program, and its child processes, after this many steps of each optimizer
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) steps: Option<u32>,

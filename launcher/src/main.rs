@@ -100,6 +100,9 @@ fn run() -> u8 {
         cli::Command::Doctor(options) => commands::doctor::doctor(&options),
         cli::Command::Mcp(options) => commands::exit_code(commands::mcp::mcp(&options)),
         cli::Command::Kernel(options) => commands::exit_code(commands::kernel::kernel(&options)),
+        cli::Command::SimulatedLibraries { python } => {
+            commands::exit_code(commands::dry_run::simulated_libraries(&python))
+        }
         cli::Command::MemoryInUse => commands::exit_code(device_samples::print_used()),
         cli::Command::Explain(options) => commands::exit_code(commands::explain::explain(&options)),
         cli::Command::Docs(options) => commands::exit_code(commands::docs::docs(&options)),

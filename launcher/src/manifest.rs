@@ -101,6 +101,7 @@ impl RunManifest {
             simulated.was_ready = was_ready;
             (simulated.exception, simulated.workspaces) = (finished.exception, finished.workspaces);
             simulated.missing_functions = finished.missing_functions;
+            simulated.guessed_sizes = finished.guessed_sizes;
         }
     }
 

@@ -38,6 +38,17 @@ pub(crate) fn line_expression(text: &str) -> Result<Regex, String> {
     Regex::new(text).map_err(|e| format!("no regular expression: {e}"))
 }
 
+/// Parses how tokens choose among experts.
+pub(crate) fn routing(text: &str) -> Result<String, String> {
+    let is_exponent = |exponent: &str| exponent.parse::<f64>().is_ok_and(|number| number.is_finite() && number >= 0.0);
+    let is_known = matches!(text, "even" | "one-rank") || text.strip_prefix("zipf:").is_some_and(is_exponent);
+    if is_known {
+        Ok(text.to_owned())
+    } else {
+        Err("expected even, one-rank or zipf:EXPONENT, such as zipf:1.2".to_owned())
+    }
+}
+
 /// Parses a size of at least a byte.
 pub(crate) fn limit(text: &str) -> Result<u64, String> {
     size(text)?.checked_sub(1).map(|less| less + 1).ok_or_else(|| "a limit of 0 bytes permits nothing".to_owned())

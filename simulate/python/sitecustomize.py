@@ -79,6 +79,41 @@ def load_package():
     return sys.modules["simcuda"]
 
 
+def restart_for_other_torch():
+    """Starts this interpreter again with libraries for its own PyTorch, if they were made for another one.
+
+    The command of a dry run can be a script that starts an interpreter of another environment, whose PyTorch needs other libraries.
+    """
+    made_for, memtrace = os.environ.get("SIMCUDA_TORCH"), os.environ.get("SIMCUDA_MEMTRACE")
+    old = os.environ.get("SIMCUDA_LIBRARIES")
+    folders = (os.path.join(path or ".", "torch") for path in sys.path)
+    own = next((folder for folder in folders if os.path.isfile(os.path.join(folder, "__init__.py"))), None)
+    if made_for is None or not memtrace or not old or own is None or not sys.executable:
+        return
+    if made_for and os.path.isdir(made_for) and os.path.samefile(made_for, own):
+        return
+    import subprocess
+
+    # Neither may load what is in the place of the driver.
+    plain = {name: value for name, value in os.environ.items() if name not in ("LD_PRELOAD", "PYTHONPATH")}
+    answer = subprocess.run([memtrace, "simulated-libraries", sys.executable], env=plain, stdout=subprocess.PIPE, check=False)
+    torch, new, *libraries = os.fsdecode(answer.stdout).splitlines() or [""] * 2
+    if answer.returncode or not os.path.isdir(torch) or not os.path.samefile(torch, own):
+        return
+    with open("/proc/self/cmdline", "rb") as file:
+        arguments = [os.fsdecode(one) for one in file.read().split(b"\0")[1:-1]]
+    preloaded = [path for path in os.environ.get("LD_PRELOAD", "").split(":") if path and os.path.dirname(path) != old]
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    os.environ.update({
+        "LD_PRELOAD": ":".join([*preloaded, *libraries]),
+        "PYTHONPATH": os.pathsep.join(path.replace(old, new, 1) if path.startswith(old) else path for path in paths),
+        "SIMCUDA_TORCH": torch,
+        "SIMCUDA_LIBRARIES": new,
+        "TRITON_LIBCUDA_PATH": new,
+    })
+    os.execv(sys.executable, [sys.executable, *arguments])
+
+
 def run_hidden():
     """Runs the `sitecustomize` that the program would have had."""
     own = sys.modules.pop(__name__, None)
@@ -91,6 +126,10 @@ def run_hidden():
         sys.modules.setdefault(__name__, own)
 
 
+try:
+    restart_for_other_torch()
+except OSError as error:
+    print(f"memtrace: CUDA is simulated for another PyTorch: {error}", file=sys.stderr)
 sys.path[:] = [path for path in sys.path if os.path.abspath(path or ".") != FOLDER]
 sys.meta_path.insert(0, AfterImport())
 run_hidden()

@@ -2,7 +2,7 @@
 
 use std::iter;
 
-use memtrace_input::load::{EstimatedWorkspaces, MissingFunction};
+use memtrace_input::load::{EstimatedWorkspaces, GuessedSize, MissingFunction};
 
 use crate::allocator_advice::{allocator_advice, rest_words};
 use crate::colocated::ColocationSummary;
@@ -60,6 +60,7 @@ impl VerdictSummary {
                 self.remarks.push(text);
             }
             self.remarks.extend(missing_functions(&simulated.missing_functions));
+            self.remarks.extend(guessed_sizes(&simulated.guessed_sizes));
             if simulated.was_ready {
                 self.remarks.push("The program was ended when it was ready (--until-ready, --ready-line).".to_owned());
             }
@@ -258,6 +259,33 @@ fn estimated_workspaces(workspaces: &EstimatedWorkspaces) -> Option<String> {
             "cuDNN workspaces of {estimated} of {all} convolutions are estimates: on a GPU, the peak can be {range}."
         )
     })
+}
+
+/// The maximum number of lines that a sentence about guessed sizes names.
+const NAMED_SIZES: usize = 4;
+
+/// The lines at which values that no kernel computed decided a size: those by policy, and those by random numbers.
+fn guessed_sizes(sizes: &[GuessedSize]) -> Vec<String> {
+    let named = |is_assumed: bool| {
+        let found: Vec<&GuessedSize> = sizes.iter().filter(|size| size.is_assumed == is_assumed).collect();
+        let name = |size: &&GuessedSize| {
+            let (selected, total) = (count_text(size.selected), count_text(size.total));
+            format!("{} ({}: {selected} of {total})", size.location, size.operator)
+        };
+        let mut names: Vec<String> = found.iter().take(NAMED_SIZES).map(name).collect();
+        if found.len() > NAMED_SIZES {
+            names.push(format!("{} more in summary.json", count_text((found.len() - NAMED_SIZES) as u64)));
+        }
+        (!names.is_empty()).then(|| names.join(", "))
+    };
+    let assumed = named(true).map(|names| {
+        format!(
+            "Sizes are guessed, because they depend on values that a dry run does not compute: {names}. The peak on a \
+             GPU can differ: with --nonzero zero these lines select nothing, with --nonzero full everything."
+        )
+    });
+    let random = named(false).map(|names| format!("Sizes follow random numbers, which are others on a GPU: {names}."));
+    assumed.into_iter().chain(random).collect()
 }
 
 /// The maximum number of functions that a sentence about missing ones names.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use memtrace_analysis::RunFolder;
 use memtrace_analysis::load::{
-    AttachedRun, Discovery, EstimatedWorkspaces, Exit, Machine, Manifest, ManifestNotice, ManifestProcess,
+    AttachedRun, Discovery, EstimatedWorkspaces, Exit, GuessedSize, Machine, Manifest, ManifestNotice, ManifestProcess,
     MissingFunction, RunState, SimulatedGpus, UnrecordableProcess, ValueException,
 };
 use memtrace_analysis::symbols::{SYMBOLS_FILE, Symbols};
@@ -87,6 +87,10 @@ fn manifest() -> impl Strategy<Value = Manifest> {
                 }),
                 missing_functions: (note.len() % 4 == 1)
                     .then(|| MissingFunction { name: note.clone(), calls: 3 })
+                    .into_iter()
+                    .collect(),
+                guessed_sizes: (note.len() % 4 == 1)
+                    .then(|| GuessedSize { location: note.clone(), selected: 3, total: 7, ..GuessedSize::default() })
                     .into_iter()
                     .collect(),
                 was_ready: note.len() % 4 == 1,

@@ -220,7 +220,8 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
         let reason = manifest.reason_for_nothing();
         message::status(&format!("{command}    {}    nothing recorded: {reason}", summary.ending));
         manifest.notes_for_nothing().iter().for_each(Problem::print);
-        if is_simulation_unused {
+        // A command that fails before it uses CUDA, for example over a missing file, has another problem.
+        if is_simulation_unused && !has_failed {
             message::warning("no process of the command used CUDA");
             message::help(USE_CUDA);
         }

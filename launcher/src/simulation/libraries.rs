@@ -38,6 +38,8 @@ const MAX_UNUSED: Duration = Duration::from_secs(24 * 3600);
 /// The simulated libraries of one environment.
 #[derive(Debug)]
 pub(super) struct Libraries {
+    /// The folder of the PyTorch that they are made for; empty without one.
+    pub(super) torch: PathBuf,
     /// Their folder.
     pub(super) folder: PathBuf,
     /// Their sonames, which are their file names.
@@ -52,12 +54,12 @@ impl Libraries {
     /// If the PyTorch has no CUDA, or the libraries cannot be written.
     pub(super) fn for_command(command: &[OsString], parent: &PrivateFolder) -> anyhow::Result<Self> {
         let torch = torch::of_command(command);
-        let place = torch.as_ref().map_or(Path::new(""), |torch| &torch.folder);
+        let place = torch.as_ref().map_or(Path::new(""), |torch| &torch.folder).to_owned();
         let beginning = format!("simulated-{:016x}-", fnv1a(place.as_os_str().as_bytes()));
         let name = format!("{beginning}{:016x}", state_of(torch.as_ref()));
         let path = parent.path().join(&name);
         if let Some(sonames) = parent.existing(&name).and_then(|folder| intact(&folder)) {
-            return Ok(Libraries { folder: path, sonames });
+            return Ok(Libraries { torch: place, folder: path, sonames });
         }
         remove_unused(parent, &beginning);
         let libraries = make(torch.as_ref())?;
@@ -67,7 +69,7 @@ impl Libraries {
                 "free some space there, or set XDG_CACHE_HOME to another folder",
             )
         })?;
-        Ok(Libraries { folder: path, sonames: libraries.into_iter().map(|(soname, _)| soname).collect() })
+        Ok(Libraries { torch: place, folder: path, sonames: libraries.into_iter().map(|(soname, _)| soname).collect() })
     }
 
     /// The paths of the libraries.

@@ -13,7 +13,7 @@ mod written;
 
 use std::ffi::OsString;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -52,6 +52,8 @@ pub(crate) struct Simulation {
     pub(crate) count: u32,
     /// The result of comparisons of values that nothing computed.
     pub(crate) nonzero: Nonzero,
+    /// How tokens choose among experts, as `SIMCUDA_ROUTING` has it.
+    pub(crate) routing: String,
     /// The number of optimizer steps after which the program ends.
     pub(crate) steps: Option<u32>,
     /// Whether the program ends when it answers requests over HTTP.
@@ -70,6 +72,7 @@ impl Simulation {
             exception: None,
             workspaces: None,
             missing_functions: Vec::new(),
+            guessed_sizes: Vec::new(),
             was_ready: false,
         }
     }
@@ -99,7 +102,7 @@ impl Simulation {
         for folder in [&shared, &workspaces, &missing] {
             std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
         }
-        let values = values::environment(&libraries.folder, &scratch, self.nonzero, self.steps)?;
+        let values = values::environment(&libraries.folder, &scratch, self)?;
         let settings = [
             ("LD_PRELOAD", preload),
             ("SIMCUDA_DEVICES", self.count.to_string().into()),
@@ -115,6 +118,10 @@ impl Simulation {
             ("SIMCUDA_LIBRARY_MEMORY", u32::from(gpu.context_bytes > 0).to_string().into()),
             ("SIMCUDA_ESTIMATES", workspaces.join("%p").into_os_string()),
             ("SIMCUDA_MISSING", missing.join("%p").into_os_string()),
+            // A process with another PyTorch asks for libraries of its own (`sitecustomize.py`).
+            ("SIMCUDA_TORCH", libraries.torch.into_os_string()),
+            ("SIMCUDA_LIBRARIES", libraries.folder.clone().into_os_string()),
+            ("SIMCUDA_MEMTRACE", std::env::current_exe().unwrap_or_default().into_os_string()),
             // Triton looks for the driver's file with ldconfig, which knows no preloaded library.
             ("TRITON_LIBCUDA_PATH", libraries.folder.into_os_string()),
             // PyTorch refuses a cuDNN that is older than the one it was built with. The simulated one has one version.
@@ -126,6 +133,19 @@ impl Simulation {
         ];
         let caches = CACHE_VARIABLES.map(|name| (name, scratch.join(name.to_lowercase()).into_os_string()));
         Ok(settings.into_iter().chain(caches).chain(values).map(|(name, value)| (name.into(), value)).collect())
+    }
+
+    /// The simulated libraries for the PyTorch of another interpreter than that of the command: the folder of
+    /// PyTorch, that of the libraries, and the paths of the libraries. `library_folder` is that of the preloaded
+    /// library.
+    ///
+    /// # Errors
+    ///
+    /// If the PyTorch has no CUDA, or the libraries cannot be written.
+    pub(crate) fn libraries_for(python: &Path, library_folder: &PrivateFolder) -> anyhow::Result<Vec<PathBuf>> {
+        let libraries = Libraries::for_command(&[python.as_os_str().to_owned()], library_folder)?;
+        let paths: Vec<PathBuf> = libraries.paths().collect();
+        Ok([libraries.torch, libraries.folder].into_iter().chain(paths).collect())
     }
 
     /// Reads what the processes have written, and removes what was only needed during the run. `has_failed` is true if

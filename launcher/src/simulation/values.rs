@@ -9,19 +9,26 @@ use std::path::Path;
 use clap::ValueEnum;
 use memtrace_trace::named;
 
+use super::Simulation;
+
 /// The name under which `simcuda/exceptions.py` writes a call of `sys.exit` with the status of a failure.
 pub(super) const EXIT: &str = "SystemExit";
 /// The folder where processes write the exception that ended them, in that of files that are only needed during the
 /// run.
 pub(super) const EXCEPTIONS: &str = "exceptions";
+/// The folder where processes write the lines at which values that nothing computed decided a size, in that of files
+/// that are only needed during the run.
+pub(super) const GUESSES: &str = "guesses";
 /// The folder of the modules, in that of the simulated libraries. Reports take what is below such a folder for a
 /// library.
 pub(super) const FOLDER: &str = "site-packages";
 /// The path in that folder and the text of each module.
-pub(super) const MODULES: [(&str, &str); 8] = [
+pub(super) const MODULES: [(&str, &str); 10] = [
     ("sitecustomize.py", include_str!("../../../simulate/python/sitecustomize.py")),
     ("simcuda/__init__.py", include_str!("../../../simulate/python/simcuda/__init__.py")),
     ("simcuda/exceptions.py", include_str!("../../../simulate/python/simcuda/exceptions.py")),
+    ("simcuda/expressions.py", include_str!("../../../simulate/python/simcuda/expressions.py")),
+    ("simcuda/guesses.py", include_str!("../../../simulate/python/simcuda/guesses.py")),
     ("simcuda/kernels.py", include_str!("../../../simulate/python/simcuda/kernels.py")),
     ("simcuda/libraries.py", include_str!("../../../simulate/python/simcuda/libraries.py")),
     ("simcuda/operators.py", include_str!("../../../simulate/python/simcuda/operators.py")),
@@ -48,11 +55,11 @@ named! {
 pub(super) fn environment(
     libraries: &Path,
     scratch: &Path,
-    nonzero: Nonzero,
-    steps: Option<u32>,
+    simulation: &Simulation,
 ) -> std::io::Result<Vec<(&'static str, OsString)>> {
-    let exceptions = scratch.join(EXCEPTIONS);
+    let [exceptions, guesses] = [EXCEPTIONS, GUESSES].map(|name| scratch.join(name));
     std::fs::create_dir_all(&exceptions)?;
+    std::fs::create_dir_all(&guesses)?;
     let mut path = libraries.join(FOLDER).into_os_string();
     if let Some(own) = std::env::var_os("PYTHONPATH").filter(|own| !own.is_empty()) {
         path.push(OsStr::new(":"));
@@ -60,9 +67,11 @@ pub(super) fn environment(
     }
     let mut variables = vec![
         ("PYTHONPATH", path),
-        ("SIMCUDA_NONZERO", nonzero.name().into()),
+        ("SIMCUDA_NONZERO", simulation.nonzero.name().into()),
+        ("SIMCUDA_ROUTING", simulation.routing.clone().into()),
+        ("SIMCUDA_GUESSES", guesses.join("%p").into_os_string()),
         ("SIMCUDA_EXCEPTIONS", exceptions.into_os_string()),
     ];
-    variables.extend(steps.map(|steps| ("SIMCUDA_STEPS", steps.to_string().into())));
+    variables.extend(simulation.steps.map(|steps| ("SIMCUDA_STEPS", steps.to_string().into())));
     Ok(variables)
 }

@@ -11,11 +11,11 @@ use std::io;
 use std::time::SystemTime;
 
 use memtrace_analysis::RunFolder;
-use memtrace_analysis::load::{EstimatedWorkspaces, MissingFunction, ValueException};
+use memtrace_analysis::load::{EstimatedWorkspaces, GuessedSize, MissingFunction, ValueException};
 use memtrace_trace::file::untrusted;
 use serde::{Deserialize, Serialize};
 
-use super::values::{self, EXCEPTIONS};
+use super::values::{self, EXCEPTIONS, GUESSES};
 
 /// The folder in the run folder for files that are only needed during the run.
 pub(super) const SCRATCH: &str = ".simulated";
@@ -35,6 +35,10 @@ const MAX_EXCEPTION: u64 = 16 << 10;
 const MAX_WORKSPACES: u64 = 4096;
 /// The largest file about missing functions, in bytes. All functions that packages import are in a few hundred lines.
 const MAX_MISSING: u64 = 64 << 10;
+/// The largest file about sizes that were guessed, in bytes: 256 lines with their paths.
+const MAX_GUESSES: u64 = 256 << 10;
+/// The maximum number of lines with such sizes.
+const MAX_GUESSED: usize = 256;
 /// The maximum number of missing functions, and the maximum length of a name.
 const MAX_FUNCTIONS: usize = 256;
 const MAX_NAME: usize = 256;
@@ -52,6 +56,8 @@ pub(crate) struct Finished {
     pub(crate) workspaces: Option<EstimatedWorkspaces>,
     /// The functions that the program called and the simulation lacks, the one with the most calls first.
     pub(crate) missing_functions: Vec<MissingFunction>,
+    /// The lines where values that nothing computed decided a size, those of the largest tensors first.
+    pub(crate) guessed_sizes: Vec<GuessedSize>,
     /// The omitted parts, and the reasons.
     pub(crate) problems: Vec<String>,
 }
@@ -112,7 +118,24 @@ pub(super) fn read(run_folder: &RunFolder, has_failed: bool) -> Finished {
     if let Some(written) = Written::in_folder(&scratch, MISSING, MAX_MISSING, &mut finished.problems) {
         finished.missing_functions = missing_functions(written.texts());
     }
+    if let Some(written) = Written::in_folder(&scratch, GUESSES, MAX_GUESSES, &mut finished.problems) {
+        finished.guessed_sizes = guessed_sizes(written.texts());
+    }
     finished
+}
+
+/// The lines of all processes, each once.
+fn guessed_sizes(texts: impl Iterator<Item = Vec<u8>>) -> Vec<GuessedSize> {
+    let mut sizes: BTreeMap<(String, String), GuessedSize> = BTreeMap::new();
+    for one in texts.filter_map(|text| serde_json::from_slice::<Vec<GuessedSize>>(&text).ok()).flatten() {
+        let key = (one.location.clone(), one.operator.clone());
+        if sizes.len() < MAX_GUESSED || sizes.contains_key(&key) {
+            sizes.entry(key).and_modify(|found| found.add(&one)).or_insert(one);
+        }
+    }
+    let mut sizes: Vec<_> = sizes.into_values().collect();
+    sizes.sort_by_key(|one| std::cmp::Reverse((one.is_assumed, one.total)));
+    sizes
 }
 
 /// The functions of all processes. Each line has the number of calls and the name.
@@ -302,6 +325,25 @@ mod tests {
         let expected =
             [("cuNew", 7), ("cuOther", 1)].map(|(name, calls)| MissingFunction { name: name.to_owned(), calls });
         assert_eq!(functions, expected);
+    }
+
+    #[test]
+    fn guessed_sizes_are_those_of_all_processes() {
+        let folder = folder();
+        let guesses = folder.path().join(SCRATCH).join(GUESSES);
+        std::fs::create_dir(&guesses).unwrap();
+        let line = |line: u32, selected: u64, total: u64, is_assumed: bool| {
+            format!(
+                r#"{{"location": "a.py:{line}", "operator": "nonzero", "times": 2, "selected": {selected},
+                "total": {total}, "is_assumed": {is_assumed}}}"#
+            )
+        };
+        std::fs::write(guesses.join("1"), format!("[{}, {}]", line(1, 5, 10, true), line(2, 9, 90, false))).unwrap();
+        std::fs::write(guesses.join("2"), format!("[{}]", line(1, 50, 100, true))).unwrap();
+        std::fs::write(guesses.join("3.new"), "[{").unwrap();
+        let sizes = read_all(folder.path()).guessed_sizes;
+        let figures = |size: &GuessedSize| (size.times, size.selected, size.total, size.is_assumed);
+        assert_eq!(sizes.iter().map(figures).collect::<Vec<_>>(), [(4, 50, 100, true), (2, 9, 90, false)]);
     }
 
     #[test]

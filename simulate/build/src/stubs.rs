@@ -25,6 +25,8 @@ use Output::{Handle, Int, Size};
 /// A `?` in a name stands for one of the letters S, D, C, Z (the four element types). A `*` at its end stands for
 /// anything.
 const OUTPUTS: &[(&str, &[Output])] = &[
+    ("cublas?gelsBatched", &[Int(9)]),
+    ("cublas?geqrfBatched", &[Int(6)]),
     ("cudnnGetCTCLossWorkspaceSize_v8", &[Size(5)]),
     ("cusolverDn?geqrf_bufferSize", &[Int(5)]),
     ("cusolverDn?gesvd_bufferSize", &[Int(3)]),

@@ -1,8 +1,8 @@
 """The additions of a dry run to PyTorch, in the process of the program: the values that kernels would have computed, as
 far as the size of allocations and the course of a program depend on them.
 
-`operators` computes integers and booleans on the host and declares what depends on floating-point numbers; `values` knows
-which numbers are true; `kernels` replaces kernels that cannot be compiled; `exceptions` notes the error that ended a program; `steps` ends
+`operators` gives the results of operators values, `expressions` computes those that something asks for later, `values` knows which are in
+memory, and `guesses` notes the lines whose sizes they decided; `kernels` replaces kernels that cannot be compiled; `exceptions` notes the error that ended a program; `steps` ends
 it after some optimizer steps. `libraries` keeps NVIDIA's own libraries out of the process.
 """
 

@@ -1,19 +1,22 @@
-"""Operators whose results decide sizes and branches get the values that kernels would have computed.
+"""Operators give their results the values that kernels would have computed.
 
 The kernels of this module stand between autograd and PyTorch's own CUDA kernels, at the dispatch key BackendSelect. They serve Python,
 C++, autograd's threads and the fallbacks of compiled code, but not fake tensors. Each calls PyTorch's kernel, so that it allocates what it
-always does, and then writes values into the result:
+always does, and then sees to the values of the result:
 
-- Integers and booleans are computed on the host.
-- A floating-point number that is not true counts as `values.UNKNOWN`.
-- The order of such numbers is declared. `<`, `<=`, `>` and `>=` hold for the share of a tensor's elements that `SIMCUDA_NONZERO` sets. Of a
-  single element only `>=` holds: programs check that a number is not negative, and loop while one is above or below a limit. No two
-  numbers are equal. A check of all elements passes. Choices among candidates (`topk`, `argmax`, `multinomial`) spread evenly over them.
+- Small tensors whose arguments are in memory are computed at once, by the operator's own CPU kernel.
+- Others become expressions (`expressions`), which are computed when a size, a branch or a copy to the host asks for them, if their cost is
+  limited.
+- Floating-point numbers that follow from unknown ones are unknown. A single one is `values.UNKNOWN`, and what follows from it is computed.
+- Integers and booleans that follow from unknown numbers are declared. `<`, `<=`, `>` and `>=` hold for the share of a tensor's elements
+  that `SIMCUDA_NONZERO` sets. No two numbers are equal. A check of all elements passes. Choices among candidates (`topk`, `argmax`,
+  `multinomial`) spread over them as `SIMCUDA_ROUTING` says. Others are zero: the status of a solver is success.
 
 Operators that allocate by values (`nonzero`, `unique`, `coalesce`) are replaced, because their own kernels would read a size that
-nothing computed. What cannot be computed is left as it is, and errors of such attempts do not reach the program.
+nothing computed. Errors of computing values do not reach the program.
 """
 
+import linecache
 import math
 import os
 from numbers import Number
@@ -21,8 +24,11 @@ from numbers import Number
 import torch
 from torch._C import DispatchKey, _dispatch_has_kernel_for_dispatch_key, _dispatch_keyset_full_after
 
-from . import exceptions
-from .values import MAX_REDUCED, UNKNOWN, counted, declared_storages, is_number, is_small, is_true, mark, on_host, unknown_like
+from . import exceptions, guesses
+from .expressions import FULL, ZERO, Call, Constant, Expression, Guess, Memory, Operator, Update, Values, cost_of, flattened, is_written
+from .expressions import of_view, policy, run_on_host, seeds
+from .values import CPU, INTEGERS, MAX_NUMBERS, MAX_REDUCED, PLAIN, UNKNOWN, geometry_of, is_assumed, is_in_memory, is_number, is_small
+from .values import notes, on_host, span_of, unknown_like, write
 
 aten = torch.ops.aten
 
@@ -30,27 +36,37 @@ aten = torch.ops.aten
 BELOW = _dispatch_keyset_full_after(DispatchKey.BackendSelect)
 BACKENDS = BELOW.remove(DispatchKey.PythonDispatcher)
 
-# Elementwise operators, reductions, indexing, and operators that generate values.
-COMPUTED = """
-    add sub rsub mul div remainder fmod floor_divide pow neg abs sign clamp clamp_min clamp_max maximum minimum reciprocal
-    bitwise_and bitwise_or bitwise_xor bitwise_not bitwise_left_shift bitwise_right_shift __lshift__ __rshift__
-    logical_and logical_or logical_xor logical_not isin
-    sum prod any max min amax amin aminmax cumsum cumprod count_nonzero mean median nanmedian
-    cat index _index_put_impl_ index_select index_add index_copy index_fill gather scatter scatter_add scatter_reduce
-    masked_fill masked_scatter where take put flip roll tril triu
-    fill arange range random bernoulli randperm eye linspace
-    _amp_update_scale bincount histc repeat_interleave searchsorted bucketize nonzero_static
-""".split()
 COMPARISONS = "eq ne lt le gt ge".split()
 # Operators whose integer results are indices of candidates along a dimension.
 CHOICES = "argmax argmin max min topk sort argsort kthvalue median nanmedian mode cummax cummin multinomial".split()
 # Operators whose results have sizes that depend on values.
 SIZED = "nonzero _unique2 unique_dim unique_consecutive unique_dim_consecutive".split()
 # Operators that do not read the tensor that they write.
-OVERWRITING = {f"aten::{name}" for name in ("fill_", "random_", "bernoulli_")}
+OVERWRITING = {f"aten::{name}_" for name in "fill zero random bernoulli uniform normal exponential geometric cauchy log_normal".split()}
+# Operators that change or describe a tensor's storage and not its elements, whose results nothing has written yet, and GradScaler's
+# check, which finds what it finds in a healthy run: nothing.
+UNTOUCHED = {
+    f"aten::{name}" for name in """
+        set_ resize_ resize_as_ record_stream is_set_to empty_like new_empty new_empty_strided _unsafe_view lift lift_fresh
+        _amp_foreach_non_finite_check_and_unscale_
+    """.split()
+}
 
-FULL, HALF, ZERO = "full", "half", "zero"
-policy = os.environ.get("SIMCUDA_NONZERO", HALF)
+# The largest cost of values that are computed at once, in elements or multiplications.
+MAX_COST_AT_ONCE = 1 << 25
+# The same for integers that could wait. Their memory could be read by others.
+MAX_COST_OF_INTEGERS = 1 << 18
+# The most elements that are computed from a single unknown number.
+MAX_ASSUMED = 16
+# The most zeros that are written at once. Others wait until something asks for them.
+MAX_ZEROS = 4096
+# The most operators of a tensor that is written in parts.
+MAX_UPDATES = 256
+# The most candidates among which tokens choose an expert.
+MAX_EXPERTS = 1024
+EVEN = "even"
+# How tokens choose experts: `even`, `zipf:EXPONENT` or `one-rank`.
+routing = os.environ.get("SIMCUDA_ROUTING", EVEN)
 
 # PyTorch's calls of these pass a number as a tensor on the device, which has no form in Python.
 UNREACHABLE = {"aten::pow.Tensor_Tensor", "aten::pow.Tensor_Tensor_out"}
@@ -58,18 +74,6 @@ UNREACHABLE = {"aten::pow.Tensor_Tensor", "aten::pow.Tensor_Tensor_out"}
 # The registrations, which end with these objects, and the qualified names of their overloads.
 libraries = []
 registered = set(UNREACHABLE)
-# The source of random numbers. The program's own sources must not notice.
-generator = torch.Generator("cpu").manual_seed(0)
-
-
-def tensors_in(value, found):
-    """Appends the tensors among the arguments or results of an operator."""
-    if isinstance(value, torch.Tensor):
-        found.append(value)
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            tensors_in(one, found)
-    return found
 
 
 def replaced(value, function):
@@ -78,7 +82,7 @@ def replaced(value, function):
         return function(value)
     if isinstance(value, (list, tuple)):
         return [replaced(one, function) for one in value]
-    return torch.device("cpu") if isinstance(value, torch.device) else value
+    return CPU if isinstance(value, torch.device) else value
 
 
 def with_tensors(args, places):
@@ -96,15 +100,10 @@ def with_tensors(args, places):
     return args
 
 
-def write(tensor, values):
-    """Writes values into the memory of a tensor."""
-    on_host(tensor).copy_(values)
-
-
 def to_device(values, like, capacity=None):
     """A new tensor on the device of another one. Its memory has room for `capacity` elements, if more than the values need."""
     result = torch.empty(max(values.numel(), capacity or 0), dtype=values.dtype, device=like.device).resize_(values.shape)
-    write(result, values)
+    put(result, values, False)
     return result
 
 
@@ -115,6 +114,102 @@ def selected(count, first=0):
     return torch.arange(count) if policy == FULL else torch.arange(first, count, 2)
 
 
+def put(tensor, values, is_assumed):
+    """Gives a tensor on a device values, which are those of a host tensor."""
+    note = notes.find(tensor)
+    if note is not None and note.expression is not None and note.geometry != geometry_of(tensor):
+        part = torch.empty(tensor.shape, dtype=tensor.dtype, device=CPU).copy_(values)
+        put_expression(tensor, Values(part, is_assumed))
+        return
+    write(tensor, values)
+    if is_number(tensor) or is_assumed:
+        notes.set(tensor, None, is_assumed)
+    else:
+        notes.discard(tensor)
+
+
+def put_expression(tensor, expression):
+    """Gives a tensor on a device the values of an expression."""
+    note = notes.find(tensor)
+    if note is not None and note.geometry != geometry_of(tensor):
+        base = note.expression or Memory.of_storage(tensor, note)
+        if base.operators + expression.operators > MAX_UPDATES:
+            notes.discard(tensor)
+            return
+        note.expression = Update(base, note.geometry, expression, geometry_of(tensor))
+        note.is_assumed = note.expression.is_assumed
+        return
+    if note is None and tensor._base is not None and tensor._base.numel() != tensor.numel():
+        # A part of what is unknown.
+        notes.discard(tensor)
+        return
+    notes.set(tensor, expression, expression.is_assumed)
+
+
+def forget(tensor):
+    """The values of a tensor on a device are unknown from now on; those of integers are zeros."""
+    if is_number(tensor):
+        if tensor.numel() == 1 and tensor._base is None and tensor.storage_offset() == 0:
+            put(tensor, unknown_like(tensor), True)
+        else:
+            notes.discard(tensor)
+    elif tensor.numel() <= MAX_ZEROS:
+        put(tensor, torch.zeros((), dtype=tensor.dtype, device=CPU).expand(tensor.shape), True)
+    elif note_is_whole(tensor):
+        put_expression(tensor, Constant(0, tensor.shape, tensor.dtype))
+
+
+def note_is_whole(tensor):
+    """Whether a tensor is all of what is noted about its storage, if anything is."""
+    note = notes.find(tensor)
+    return note is None or note.geometry == geometry_of(tensor)
+
+
+def is_unknown(tensor):
+    """Whether nothing is known of the numbers of a tensor on a device."""
+    return tensor.is_cuda and is_number(tensor) and tensor.numel() > 0 and notes.find(tensor) is None
+
+
+def known_values(tensor):
+    """The values of a tensor on the host, computed if they are an expression; or None. They must not be changed."""
+    if not tensor.is_cuda:
+        return tensor
+    note = notes.find(tensor)
+    if note is None:
+        return None if is_number(tensor) else on_host(tensor)
+    if note.expression is None:
+        return on_host(tensor)
+    try:
+        values = of_view(note, tensor).keep()
+    except Exception:  # The memory of its arguments is gone, or no CPU kernel computes it.
+        return None
+    if values.shape != tensor.shape:
+        return None
+    if is_small(tensor) and note.geometry == geometry_of(tensor):
+        write(tensor, values)
+        note.expression = None
+    return values
+
+
+def as_expression(tensor):
+    """The values of a tensor as an expression."""
+    if not tensor.is_cuda:
+        return Values(tensor.clone() if tensor.numel() <= MAX_NUMBERS else tensor)
+    note = notes.find(tensor)
+    if note is not None and note.expression is not None:
+        return of_view(note, tensor)
+    if tensor.numel() and span_of(tensor) <= MAX_NUMBERS:
+        own = on_host(tensor)
+        copy = own.as_strided((span_of(tensor), ), (1, )).clone().as_strided(tensor.shape, tensor.stride())
+        return Values(copy, note is not None and note.is_assumed)
+    return Memory(tensor, note)
+
+
+def counted(tensor):
+    """The values of a tensor for a count: those in memory if they are few, else UNKNOWN."""
+    return on_host(tensor) if is_in_memory(tensor) and is_small(tensor) else unknown_like(tensor)
+
+
 class Kernel:
     """The kernel for one overload of an operator."""
 
@@ -123,20 +218,23 @@ class Kernel:
         self.overload = overload
         self.handle = torch._C._dispatch_find_schema_or_throw(overload._schema.name, overload._schema.overload_name)
         self.names = [argument.name for argument in arguments]
-        written = [argument for argument in arguments if argument.alias_info is not None and argument.alias_info.is_write]
+        written = [argument for argument in arguments if is_written(argument)]
         overwrites = overload._schema.name in OVERWRITING
+        self.written = [argument.name for argument in written]
         self.outputs = {argument.name for argument in written if argument.kwarg_only or overwrites}
         self.updated = {argument.name for argument in written} - self.outputs
         self.tensors = [index for index, argument in enumerate(arguments) if str(argument.type) == "Tensor"]
+        # The place of the tensor that says most often that nothing is known of the result.
+        self.leading = None if overwrites else next(iter(self.tensors), None)
 
     def __call__(self, keyset, *args, **kwargs):
-        if any(isinstance(args[index], Number) for index in self.tensors if index < len(args)):
-            args = with_tensors(args, self.tensors)
+        for index in self.tensors:
+            if index < len(args) and isinstance(args[index], Number):
+                args = with_tensors(args, self.tensors)
+                break
         key = (keyset & BACKENDS).highestPriorityTypeId()
         if self.serves(key) and not torch._C._len_torch_dispatch_stack():
-            # The program's default device is not that of this module's tensors.
-            with torch._C.DisableTorchFunction():
-                return self.run(keyset, args, kwargs)
+            return self.run(keyset, args, kwargs)
         return self.original(keyset, args, kwargs)
 
     def serves(self, key):
@@ -157,104 +255,265 @@ class Kernel:
 
 
 class Computed(Kernel):
-    """Runs PyTorch's kernel, and computes its results on the host."""
+    """Runs PyTorch's kernel, and sees to the values of its results."""
+
+    def __init__(self, overload):
+        super().__init__(overload)
+        self.has_host_kernel = torch._C._dispatch_has_computed_kernel_for_dispatch_key(overload.name(), "CPU")
+        self.is_pointwise = torch.Tag.pointwise in overload.tags
+        self.is_random = torch.Tag.nondeterministic_seeded in overload.tags
 
     def run(self, keyset, args, kwargs):
-        arguments = self.arguments(args, kwargs)
-        updated = self.copies_of_updated(arguments)
-        result = self.original(keyset, args, kwargs)
-        results = tensors_in(result, [])
-        try:
-            values = self.values(results, {**arguments, **updated}) or [None] * len(results)
-            for tensor, value in zip(results, values):
-                if value is not None:
-                    write(tensor, value)
-                mark(tensor, value is not None)
-        except Exception:  # For example an invalid index, which a GPU reports later or not at all.
-            for tensor in results:
-                mark(tensor, False)
-        self.pass_on_declared(results, arguments)
+        if self.leading is not None and len(args) > self.leading:
+            leading = args[self.leading]
+            # Most operators of a model: unknown numbers of unknown numbers.
+            if type(leading) in PLAIN and is_unknown(leading):
+                result = self.original(keyset, args, kwargs)
+                if type(result) is torch.Tensor and result.dtype not in INTEGERS and (not self.written or result is leading):
+                    if not self.written:
+                        if result.numel() == 1:
+                            forget(result)
+                        else:
+                            notes.discard(result)
+                    return result
+                return self.settle_unknown(result, args, kwargs)
+        with torch._C.DisableTorchFunction():
+            return self.run_with_values(keyset, args, kwargs)
+
+    def settle_unknown(self, result, args, kwargs):
+        """Sees to the results of unknown numbers."""
+        with torch._C.DisableTorchFunction():
+            arguments = self.arguments(args, kwargs)
+            try:
+                self.declare(self.results(result, arguments), arguments)
+            except Exception:
+                pass
         return result
 
-    def pass_on_declared(self, results, arguments):
-        """Booleans of declared booleans are declared, too."""
-        inputs = tensors_in(list(arguments.values()), [])
-        if any(one.dtype == torch.bool and one in declared_storages for one in inputs):
-            for result in results:
-                if result.dtype == torch.bool:
-                    declared_storages.add(result)
+    def results(self, result, arguments):
+        """The tensors of a result, and those that an operator without one updates."""
+        if self.overload._schema.returns:
+            return flattened(result, [])
+        return flattened([arguments[name] for name in self.written], [])
 
-    def copies_of_updated(self, arguments):
-        """The values that the operator updates in place, before the update."""
-        tensors = {name: arguments[name] for name in self.updated}
-        return {name: on_host(tensor).clone() for name, tensor in tensors.items() if is_true(tensor) and is_small(tensor)}
+    def run_with_values(self, keyset, args, kwargs):
+        arguments = self.arguments(args, kwargs)
+        inputs = flattened([value for name, value in arguments.items() if name not in self.outputs], [])
+        is_known = not any(map(is_unknown, inputs))
+        given = self.given(arguments, inputs) if is_known else None
+        result = self.original(keyset, args, kwargs)
+        results = self.results(result, arguments)
+        try:
+            if not is_known:
+                self.declare(results, arguments)
+            elif given is None or not self.compute(results, arguments, given, inputs, args):
+                self.express(results, arguments, inputs, args)
+        except Exception:  # For example an invalid index, which a GPU reports later or not at all.
+            for tensor in results:
+                forget(tensor)
+        return result
 
-    def values(self, results, arguments):
-        """The values of each result, None where they are unknown; or None for all."""
-        inputs = tensors_in([value for name, value in arguments.items() if name not in self.outputs], [])
-        if not all(map(is_small, results)):
+    def given(self, arguments, inputs):
+        """The arguments for a call on the host, if it is made at once. Those that the operator updates are copies."""
+        if self.is_random and not all(map(self.is_integer_output, [arguments.get(name) for name in self.outputs] or [None])):
             return None
-        if all(is_true(one) and is_small(one) for one in inputs):
-            return self.on_host(arguments, on_host)
-        if all(map(is_number, results)) or any(one.numel() > MAX_REDUCED for one in inputs):
-            return None
-        values = self.declared(results, arguments)
-        return [None if is_number(tensor) else value for tensor, value in zip(results, values)]
+        for one in inputs:
+            if not (is_in_memory(one) and is_small(one)):
+                return None
+        return {
+            name: None if name in self.outputs else replaced(value, (lambda one: on_host(one).clone()) if name in self.updated else on_host)
+            for name, value in arguments.items()
+        }
 
-    def on_host(self, arguments, function):
-        """The results of the operator on the host, with arguments that a function makes of those of the device."""
-        on_host = {}
+    @staticmethod
+    def is_integer_output(tensor):
+        return isinstance(tensor, torch.Tensor) and not is_number(tensor) and tensor.dtype != torch.bool
+
+    def compute(self, results, arguments, given, inputs, args):
+        """Computes the results on the host and writes them, if that costs little."""
+        if not self.has_host_kernel or not all(map(is_small, results)):
+            return False
+        if cost_of(self.overload, args, inputs, results) > MAX_COST_AT_ONCE:
+            return False
+        assumed = any(map(is_assumed, inputs))
+        if assumed and any(is_number(one) and is_assumed(one) for one in inputs) and any(one.numel() > MAX_ASSUMED for one in results):
+            raise ValueError("too many elements follow from an unknown one")
+        for name in self.outputs:
+            given[name] = torch.empty(arguments[name].shape, dtype=arguments[name].dtype, device=CPU)
+        values = self.on_host(given, assumed)
+        if len(values) != len(results):
+            return False
+        for tensor, value in zip(results, values):
+            put(tensor, value, assumed and not self.is_certain(given))
+        return True
+
+    def is_certain(self, given):
+        """Whether the result is that of a real run although arguments are assumed."""
+        return False
+
+    def on_host(self, given, assumed):
+        """The results of the operator on the host."""
+        seed = int(torch.randint(1 << 62, (), generator=seeds, device=CPU)) if self.is_random else None
+        return run_on_host(self.overload, given, seed)
+
+    def express(self, results, arguments, inputs, args):
+        """Notes the results as expressions of the arguments."""
+        if not self.has_host_kernel:
+            raise NotImplementedError
+        outputs, own = {}, {}
         for name, value in arguments.items():
-            if name in self.outputs:
-                on_host[name] = torch.empty(value.shape, dtype=value.dtype, device="cpu")
+            if name in self.outputs and isinstance(value, torch.Tensor):
+                outputs[name] = (value.shape, value.dtype)
             else:
-                on_host[name] = replaced(value, function)
-        if "generator" in self.names:
-            on_host["generator"] = generator
-        return tensors_in(self.overload(**on_host), [])
+                own[name] = replaced(value, as_expression)
+        found = expressions_in(list(own.values()), [])
+        call = Call(self.overload, {**own, **dict.fromkeys(outputs)}, outputs, self.updated, found,
+                    cost_of(self.overload, args, inputs, results))
+        if not call.is_cheap():
+            self.declare(results, arguments)
+            return
+        for position, tensor in enumerate(results):
+            put_expression(tensor, Operator(call, position, tensor.shape))
+            if is_number(tensor):
+                continue
+            if call.cost <= MAX_COST_OF_INTEGERS or torch.is_inference_mode_enabled():
+                known_values(tensor)
+
+    def declare(self, results, arguments):
+        """Sees to the results where arguments are unknown."""
+        values = None
+        if not all(map(is_number, results)):
+            values = self.declared(results, arguments)
+        for tensor, value in zip(results, values or [None] * len(results)):
+            if is_number(tensor) or value is None:
+                forget(tensor)
+            elif isinstance(value, Expression):
+                put_expression(tensor, value)
+            else:
+                put(tensor, value, True)
 
     def declared(self, results, arguments):
-        """The values of the results where arguments are unknown; those of floating-point results are ignored."""
-        return self.on_host(arguments, counted)
+        """Values or expressions of the results where arguments are unknown, None where they are zeros; those of numbers are ignored."""
+        inputs = flattened(list(arguments.values()), [])
+        if not self.is_count or not all(map(is_small, results)) or any(one.numel() > MAX_REDUCED for one in inputs):
+            return None
+        given = {name: None if name in self.outputs else replaced(value, counted) for name, value in arguments.items()}
+        for name in self.outputs:
+            given[name] = torch.empty(results[0].shape, dtype=results[0].dtype, device=CPU)
+        return self.on_host(given, True)
+
+    @property
+    def is_count(self):
+        """Whether integers of unknown numbers are those of UNKNOWN."""
+        return self.is_pointwise or self.overload._schema.name.removeprefix("aten::").rstrip("_") in COUNTS
+
+
+# Operators that count or find elements, beside those that act on each element alone.
+COUNTS = "sum any all count_nonzero bincount histc searchsorted bucketize isin nonzero_static".split()
+
+
+def expressions_in(value, found):
+    """Appends the expressions among arguments."""
+    if isinstance(value, Expression):
+        found.append(value)
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            expressions_in(one, found)
+    return found
 
 
 class Comparison(Computed):
     """`a < b` and its like."""
 
+    def name(self):
+        return self.overload._schema.name.removeprefix("aten::").rstrip("_")
+
+    def is_certain(self, given):
+        """Whether all numbers that can be in the place of assumed ones give the same answer: they are finite, and not negative."""
+        first, second = given["self"], given["other"]
+        return is_limit(second) or is_same(first, second) or not isinstance(second, torch.Tensor) and second == 0
+
+    def on_host(self, given, assumed):
+        first, second = given["self"], given["other"]
+        name = self.name()
+        if assumed and is_number(first) and not is_limit(second) and not is_same(first, second):
+            if name in ("eq", "ne"):
+                return [torch.full(torch.broadcast_shapes(first.shape, getattr(second, "shape", ())), name == "ne", device=CPU)]
+            # Programs ask this of a slope, and go on as long as it descends.
+            if name == "gt" and not isinstance(second, torch.Tensor) and second < 0:
+                return [torch.zeros(first.shape, dtype=torch.bool, device=CPU)]
+        return super().on_host(given, assumed)
+
     def declared(self, results, arguments):
         first, second = arguments["self"], arguments["other"]
-        if is_limit(second) or is_same(first, second):
-            return self.on_host(arguments, counted)
         (result, ) = results
-        declared_storages.add(result)
-        name = self.overload._schema.name.removeprefix("aten::").rstrip("_")
-        is_single = result.numel() <= 1
-        values = torch.full((result.numel(), ), name == "ne" or is_single and name == "ge", dtype=torch.bool)
-        if name not in ("eq", "ne") and not is_single:
-            # The opposite comparison of the same numbers is true for the other half.
-            values[selected(len(values), first=int(name in ("ge", "gt")))] = True
-        return [values.view(result.shape)]
+        if is_limit(second) or is_same(first, second):
+            holds = bool(self.overload(torch.ones(()), torch.ones(()) if isinstance(second, torch.Tensor) else second))
+            return [Constant(holds, result.shape, result.dtype)]
+        name = self.name()
+        if name in ("eq", "ne") or result.numel() <= 1:
+            return [Constant(name in ("ne", "ge"), result.shape, result.dtype)]
+        if result.dtype != torch.bool:
+            return None
+        # The opposite comparison of the same numbers is true for the other half.
+        key = (identity(first), identity(second))
+        return [Guess(key, name in ("le", "lt"), result.shape)]
+
+
+# Numbers by what was compared, so that results do not depend on addresses.
+identities = {}
+
+
+def identity(value):
+    """A number for a tensor or another argument of a comparison."""
+    if isinstance(value, torch.Tensor):
+        value = (value.data_ptr(), value.shape, value.stride()) if value.is_cuda or value.numel() > 1 else value.item()
+    return identities.setdefault(value, len(identities))
+
+
+class Dropout(Computed):
+    """`native_dropout`, whose mask does not depend on what it drops."""
+
+    def declared(self, results, arguments):
+        call = Call(aten.bernoulli.p, {"self": Constant(0, results[1].shape, torch.float32), "p": 1 - arguments["p"]}, {}, set(), [],
+                    results[1].numel())
+        mask = Operator(call, 0, results[1].shape)
+        return [None, converted(mask, results[1])]
 
 
 class All(Computed):
     """`all()`, with which programs check their values: declared ones pass."""
 
-    def values(self, results, arguments):
-        if arguments["self"] in declared_storages:
-            return [torch.ones(results[0].shape, dtype=torch.bool)]
-        return super().values(results, arguments)
+    def run_with_values(self, keyset, args, kwargs):
+        result = super().run_with_values(keyset, args, kwargs)
+        if args and is_assumed(args[0]) and result.dtype == torch.bool and is_small(result):
+            put(result, torch.ones((), dtype=torch.bool, device=CPU).expand(result.shape), True)
+        return result
 
 
 class Choice(Computed):
     """Operators that choose among candidates."""
 
+    def express(self, results, arguments, inputs, args):
+        super().express([one for one in results if is_number(one)] and results, arguments, inputs, args)
+        values = self.declared(results, arguments)
+        if not is_number(arguments["self"]):
+            return
+        for tensor, value in zip(results, values):
+            if value is not None:
+                notes.discard(tensor)
+                put(tensor, value, True)
+
     def declared(self, results, arguments):
         candidates = arguments["self"]
         dimension = arguments.get("dim", -1)
-        if dimension is None:
+        if dimension is None or isinstance(dimension, str):
             candidates, dimension = candidates.flatten(), 0
         count = candidates.size(dimension) if candidates.dim() else 1
-        return [None if is_number(one) else spread(one, count, dimension, candidates.dim()) for one in results]
+        name = self.overload._schema.name.removeprefix("aten::")
+        chooses_experts = name in ("topk", "argmax", "max", "multinomial") and 1 < count <= MAX_EXPERTS and candidates.dim() > 1
+        choose = routed if chooses_experts and routing != EVEN else spread
+        return [None if is_number(one) or not is_small(one) else choose(one, count, dimension, candidates.dim()) for one in results]
 
 
 def spread(result, count, dimension, dimensions):
@@ -266,6 +525,24 @@ def spread(result, count, dimension, dimensions):
     shape = result.movedim(dimension, -1).shape if has_dimension else result.shape
     indices = (torch.arange(result.numel()) + count // 2).remainder_(max(count, 1)).view(shape)
     return indices.movedim(-1, dimension) if has_dimension else indices
+
+
+def routed(result, count, dimension, dimensions):
+    """Indices among `count` experts as `SIMCUDA_ROUTING` says: the first ones for all tokens, or by a Zipf distribution."""
+    has_dimension = result.dim() == dimensions and result.dim() > 0
+    shape = result.movedim(dimension, -1).shape if has_dimension else (*result.shape, 1)
+    chosen = shape[-1]
+    rows = math.prod(shape[:-1])
+    if routing.startswith("zipf:"):
+        weights = torch.arange(1, count + 1, dtype=torch.float64).pow_(-float(routing.removeprefix("zipf:")))
+        generator = torch.Generator(CPU).manual_seed(int(torch.randint(1 << 62, (), generator=seeds)))
+        # The largest of these are a sample without replacement (Efraimidis and Spirakis, 2006).
+        keys = torch.rand(rows, count, dtype=torch.float64, generator=generator).log_().div_(weights)
+        indices = keys.topk(chosen, 1).indices
+    else:
+        indices = torch.arange(chosen).expand(rows, chosen)
+    indices = indices.reshape(shape)
+    return indices.movedim(-1, dimension) if has_dimension else indices.squeeze(-1)
 
 
 def is_limit(value):
@@ -281,32 +558,121 @@ def is_same(first, second):
             and first.stride() == second.stride() and first.dtype == second.dtype)
 
 
+class Alias(Kernel):
+    """A view that lives on without the tensor that it was made of."""
+
+    def run(self, keyset, args, kwargs):
+        result = self.original(keyset, args, kwargs)
+        if type(args[0]) in PLAIN and result.numel():
+            notes.follow(args[0], result)
+        return result
+
+
 class Copy(Kernel):
     """`copy_`, to, from and on a device."""
 
     def run(self, keyset, args, kwargs):
-        result = self.original(keyset, args, kwargs)
-        destination, source = args[:2]
-        if not destination.is_cuda:
-            exceptions.note_read()
-        try:
-            self.copy(destination, source)
-        except Exception:
-            mark(destination, False)
-        return result
+        with torch._C.DisableTorchFunction():
+            destination, source = args[:2]
+            if not destination.is_cuda:
+                exceptions.note_read()
+            result = self.original(keyset, args, kwargs)
+            try:
+                self.copy(destination, source)
+            except Exception:
+                if destination.is_cuda:
+                    forget(destination)
+            return result
 
     def copy(self, destination, source):
         is_plain = destination.dtype == source.dtype and destination.is_contiguous() and source.is_contiguous()
-        if not is_true(source):
-            mark(destination, False)
-            if not destination.is_cuda or not is_number(destination) and is_small(destination):
-                on_host(destination).copy_(unknown_like(source))
-        elif is_small(destination) and is_small(source) or not destination.is_cuda:
-            on_host(destination).copy_(on_host(source))
-            mark(destination, True)
-        else:
+        if not destination.is_cuda:
+            note = notes.find(source)
+            values = known_values(source)
+            if values is None:
+                destination.copy_(unknown_like(source) if is_number(source) else torch.zeros_like(destination))
+            elif not is_plain or note is not None:
+                destination.copy_(values)
+            if note is not None and note.is_assumed and is_number(source) and source.numel() == 1:
+                destination.mul_(assumed_answer(note))
+            return
+        if is_unknown(source):
+            if is_number(destination):
+                forget(destination)
+            elif is_small(destination):
+                put(destination, unknown_like(source), True)
+            else:
+                put_expression(destination, Constant(int(UNKNOWN), destination.shape, destination.dtype))
+            return
+        note = notes.find(source) if source.is_cuda else None
+        if is_in_memory(source) and is_small(destination) and is_small(source):
+            put(destination, on_host(source), note is not None and note.is_assumed)
+        elif is_in_memory(source) and is_plain:
             # A copy without conversion is one of bytes, which the simulated CUDA did.
-            mark(destination, is_plain)
+            if note_is_whole(destination):
+                notes.set(destination, None, note is not None and note.is_assumed)
+            else:
+                notes.discard(destination)
+        else:
+            expression = converted(as_expression(source), destination)
+            if expression.call.is_cheap():
+                put_expression(destination, expression)
+                if not is_number(destination) and torch.is_inference_mode_enabled():
+                    known_values(destination)
+            else:
+                forget(destination)
+
+
+def converted(expression, destination):
+    """The values of an expression after a copy into a tensor."""
+    outputs = {"self": (destination.shape, destination.dtype)}
+    call = Call(aten.copy_.default, {"self": None, "src": expression}, outputs, set(), [expression], 2 * destination.numel())
+    return Operator(call, 0, destination.shape)
+
+
+# How often each line of the program read an assumed number.
+reads = {}
+
+
+def assumed_answer(note):
+    """The factor by which an assumed number is smaller than when this line of the program read one for the first time.
+
+    Losses and errors fall. So loops that wait for them end, and a program that compares two of them finds a difference.
+    """
+    if note is None or note.factor is None:
+        place = exceptions.line_of_program()
+        count = reads[place] = reads.get(place, -1) + 1
+        factor = 1 / (1 + 0.01 * count) * 0.5**min(max(count - MAX_ANSWERS, 0), 60)
+        if note is None:
+            return factor
+        note.factor = factor
+    return note.factor
+
+
+# By line of the program: the last answer to a comparison of assumed numbers, and how often in a row it was given.
+answers = {}
+# The number of equal answers after which a line gets the other one once.
+MAX_ANSWERS = 100
+
+
+def is_check(file, line):
+    """Whether a line of the program raises an exception for one of the answers."""
+    text, following = (linecache.getline(file, number).strip() for number in (line, line + 1))
+    return text.startswith("assert") or following.startswith("raise")
+
+
+def assumed_truth(value):
+    """The answer to a comparison of assumed numbers that a branch asks for. A loop that waits for the other answer ends."""
+    place = exceptions.line_of_program()
+    if place is None or is_check(*place):
+        return value
+    last, count = answers.get(place, (value, 0))
+    count = count + 1 if last == value else 1
+    if count > MAX_ANSWERS:
+        answers[place] = (value, 0)
+        return not value
+    answers[place] = (value, count)
+    return value
 
 
 class Scalar(Kernel):
@@ -315,7 +681,22 @@ class Scalar(Kernel):
     def run(self, keyset, args, kwargs):
         exceptions.note_read()
         value = self.original(keyset, args, kwargs)
-        return value if is_true(args[0]) else type(value)(UNKNOWN)
+        tensor = args[0]
+        with torch._C.DisableTorchFunction():
+            note = notes.find(tensor)
+            known = known_values(tensor)
+            if known is None:
+                return value * 0 + UNKNOWN * assumed_answer(note) if is_number(tensor) else type(value)(0)
+            if note is None:
+                return value
+            value = known.item()
+            if not note.is_assumed:
+                return value
+            if isinstance(value, bool):
+                return assumed_truth(value)
+            if isinstance(value, int):
+                return value
+            return value * assumed_answer(note)
 
 
 class Equal(Kernel):
@@ -324,29 +705,44 @@ class Equal(Kernel):
     def run(self, keyset, args, kwargs):
         exceptions.note_read()
         self.original(keyset, args, kwargs)
-        if all(is_true(one) and is_small(one) for one in args):
-            return torch.equal(*map(on_host, args))
-        return is_same(*args)
+        with torch._C.DisableTorchFunction():
+            first, second = args
+            if is_same(first, second):
+                return True
+            if first.shape != second.shape or is_assumed(first) or is_assumed(second):
+                return False
+            values = [known_values(one) for one in args]
+            return not any(one is None for one in values) and torch.equal(*values)
 
 
 class Sized(Kernel):
     """Operators that allocate by values."""
 
     def run(self, keyset, args, kwargs):
-        exceptions.note_read()
-        arguments = self.arguments(args, kwargs)
-        tensor = arguments["self"]
-        try:
-            is_known = is_true(tensor) and is_small(tensor)
-            values = self.overload(**{**arguments, "self": on_host(tensor) if is_known else self.stand_in(tensor, arguments)})
-        except Exception:  # Invalid arguments, which PyTorch's kernel reports.
-            return self.original(keyset, args, kwargs)
-        if self.overload._schema.name == "aten::nonzero":
-            # PyTorch fills one row per dimension, and returns its transpose.
-            return to_device(values.t().contiguous(), tensor).t()
-        first, *others = values
-        # The distinct elements are sorted in memory that has room for all.
-        return (to_device(first.to(tensor.dtype), tensor, tensor.numel()), *(to_device(one, tensor) for one in others))
+        with torch._C.DisableTorchFunction():
+            exceptions.note_read()
+            arguments = self.arguments(args, kwargs)
+            tensor = arguments["self"]
+            note = notes.find(tensor) if tensor.is_cuda else None
+            own = known_values(tensor) if note is not None and note.expression is not None or is_small(tensor) else None
+            is_guessed = own is None or note is not None
+            try:
+                values = self.overload(**{**arguments, "self": self.stand_in(tensor, arguments) if own is None else own})
+            except Exception:  # Invalid arguments, which PyTorch's kernel reports.
+                return self.original(keyset, args, kwargs)
+            first, *others = (values, ) if isinstance(values, torch.Tensor) else values
+            if is_guessed:
+                name = self.overload._schema.name.removeprefix("aten::").lstrip("_")
+                dimension = arguments.get("dim")
+                total = tensor.size(dimension) if isinstance(dimension, int) and tensor.dim() else tensor.numel()
+                chosen = first.size(dimension) if isinstance(dimension, int) and first.dim() else first.size(0)
+                if total > 1:
+                    guesses.note(name, chosen, total, own is None or note.is_assumed)
+            if self.overload._schema.name == "aten::nonzero":
+                # PyTorch fills one row per dimension, and returns its transpose.
+                return to_device(first.t().contiguous(), tensor).t()
+            # The distinct elements are sorted in memory that has room for all.
+            return (to_device(first.to(tensor.dtype), tensor, tensor.numel()), *(to_device(one, tensor) for one in others))
 
     def stand_in(self, tensor, arguments):
         """A host tensor of the same shape: with the policy's share of nonzero, or distinct, elements."""
@@ -399,22 +795,23 @@ class Suppression(Kernel):
         # This checks the arguments and keeps nothing, but allocates all else.
         self.original(keyset, args, kwargs)
         boxes, scores, *others = args
-        if all(is_true(one) and is_small(one) for one in (boxes, scores)):
+        if all(is_in_memory(one) and is_small(one) and not is_assumed(one) for one in (boxes, scores)):
             kept = self.overload(on_host(boxes), on_host(scores), *others, **kwargs)
         else:
             kept = selected(boxes.size(0))
+            guesses.note("nms", len(kept), boxes.size(0), True)
         return to_device(kept, boxes)
 
 
-def register(namespace, operators, kernel):
-    """Registers kernels for those overloads of operators that PyTorch does not compose of others."""
+def register(namespace, operators, kernel, serves=lambda _: True):
+    """Registers kernels for those overloads of operators that PyTorch does not compose of others, and that a function accepts."""
     library = torch.library.Library(namespace, "IMPL")
     libraries.append(library)
     for name in operators:
         packet = getattr(getattr(torch.ops, namespace), name, None)
         for overload in [getattr(packet, one) for one in packet.overloads()] if packet else []:
             qualified = overload.name()
-            if qualified not in registered and is_replaceable(qualified):
+            if qualified not in registered and is_replaceable(qualified) and serves(overload):
                 registered.add(qualified)
                 library.impl(qualified.removeprefix(f"{namespace}::"), kernel(overload), "BackendSelect", with_keyset=True)
 
@@ -423,8 +820,23 @@ def is_replaceable(qualified):
     """Whether an overload has a kernel for CUDA and none where those of this module go."""
     if not torch._C._dispatch_has_kernel(qualified) or _dispatch_has_kernel_for_dispatch_key(qualified, "BackendSelect"):
         return False
-    # `copy_` has one kernel for all backends.
-    return qualified == "aten::copy_" or any(_dispatch_has_kernel_for_dispatch_key(qualified, key) for key in ("CUDA", "SparseCUDA"))
+    # Some have one kernel for all backends.
+    return any(_dispatch_has_kernel_for_dispatch_key(qualified, key) for key in ("CUDA", "SparseCUDA", "CompositeExplicitAutograd"))
+
+
+def computes(overload):
+    """Whether an operator has arguments and results that are tensors, and its results are not views."""
+    schema = overload._schema
+    if schema.name in UNTOUCHED or not (schema.returns or any(map(is_written, schema.arguments))):
+        return False
+    if not any("Tensor" in str(one.type) for one in schema.arguments) or not all("Tensor" in str(one.type) for one in schema.returns):
+        return False
+    return all(one.alias_info is None or one.alias_info.is_write for one in schema.returns)
+
+
+def is_composed(overload):
+    """Whether an operator is composed of others, which may write its results through tensors that they do not return."""
+    return not any(one.kwarg_only and is_written(one) for one in overload._schema.arguments)
 
 
 def chooses(overload):
@@ -437,9 +849,16 @@ def with_updates(operators):
     return [*operators, *(f"{name}_" for name in operators)]
 
 
+def names_of(key):
+    """The names of all operators of PyTorch that have a kernel for a dispatch key."""
+    names = {name.partition(".")[0] for name in torch._C._dispatch_get_registrations_for_dispatch_key(key)}
+    return sorted(name.removeprefix("aten::") for name in names if name.startswith("aten::"))
+
+
 def install():
     """Registers the kernels for PyTorch's operators."""
     register("aten", ["copy_"], Copy)
+    register("aten", ["_unsafe_view"], Alias)
     register("aten", ["_local_scalar_dense"], Scalar)
     register("aten", ["equal"], Equal)
     register("aten", SIZED, Sized)
@@ -447,7 +866,9 @@ def install():
     register("aten", with_updates(COMPARISONS), Comparison)
     register("aten", CHOICES, lambda overload: (Choice if chooses(overload) else Computed)(overload))
     register("aten", ["all"], All)
-    register("aten", with_updates(COMPUTED), Computed)
+    register("aten", ["native_dropout"], Dropout)
+    register("aten", names_of("CUDA"), Computed, computes)
+    register("aten", names_of("CompositeExplicitAutograd"), Computed, lambda overload: computes(overload) and is_composed(overload))
 
 
 def install_torchvision():

@@ -1,98 +1,168 @@
-"""Which values on a device are true, and host tensors that share the memory of device tensors.
+"""Which values on a device are known, and host tensors that share the memory of device tensors.
 
 Simulated device memory is host memory at the same address, so a host tensor over it reads and writes the device's values.
 
-Integers and booleans are true, because `operators` computes or declares them. Of floating-point numbers, those are true that were
-copied from the host, filled in, or computed by `operators` from true ones. All others count as UNKNOWN.
+A tensor's values are known by the address of its storage, without a reference to the storage: a reference, or PyTorch's Python object of a
+storage, changes where autograd accumulates in place, and so how much memory a program takes. Weak references to tensors say whether an
+address is still that of the storage that was noted.
+
+Integers and booleans are in memory unless they are noted as an expression (`expressions`). Floating-point numbers are in memory if that is
+noted, or an expression; all others are unknown.
 """
 
-import ctypes
-
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
-# The value of a floating-point number that no kernel computed: finite, and no error as a loss, a norm, a divisor or the argument
-# of a logarithm.
+# The value of a floating-point number that nothing computes: finite, and no error as a loss, a norm, a divisor or the argument of a
+# logarithm.
 UNKNOWN = 1.0
-# The largest tensors whose values are computed, in elements: more than routing, anchors and tokens have, and less than what
+# The largest tensors whose values are computed at once, in elements: more than routing, anchors and tokens have, and less than what
 # compilers clear to flush a cache, thousands of times.
 MAX_INTEGERS = 1 << 22
 MAX_NUMBERS = 1 << 16
-# The largest tensors that are reduced, in elements.
+# The largest tensors that are reduced with UNKNOWN as their elements, in elements.
 MAX_REDUCED = 1 << 26
 
+# The most tensors that say whether a storage lives.
+MAX_REFERENCES = 8
 
-class Storages:
-    """Storages, by address, as long as they live."""
+CPU = torch.device("cpu")
+# The types of tensors without methods of a subclass, which could be ones without memory.
+PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+INTEGERS = frozenset((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
+
+
+class Note:
+    """The knowledge of the storage at an address.
+
+    `expression` gives the values of the tensor that was noted, or is None if they are in memory. `is_assumed` is true if they follow from
+    values that nothing computes.
+    """
+
+    __slots__ = ("references", "expression", "is_assumed", "geometry", "dtype", "factor")
+
+    def __init__(self, tensor, expression, is_assumed):
+        self.references = [reference_to(tensor)]
+        self.expression = expression
+        self.is_assumed = is_assumed
+        self.geometry = geometry_of(tensor)
+        self.dtype = tensor.dtype
+        # By what an assumed number was multiplied when the program read it.
+        self.factor = None
+
+    def is_valid(self):
+        """Whether the storage lives, as far as tensors that were seen tell."""
+        for reference in self.references:
+            if not reference.expired():
+                return True
+        return False
+
+
+class Notes:
+    """The notes by the addresses of storages."""
 
     def __init__(self):
-        self.storages = {}
+        self.notes = {}
         self.sweep_at = 1024
 
-    def __contains__(self, tensor):
-        storage = tensor.untyped_storage()
-        found = self.storages.get(storage.data_ptr())
-        return found is not None and found.cdata == storage._cdata and not found.expired()
+    def find(self, tensor):
+        """The note about the storage of a tensor on a device, or None."""
+        note = self.notes.get(address_of(tensor))
+        if note is None or note.is_valid():
+            return note
+        base = tensor if tensor._base is None else tensor._base
+        if note.geometry == geometry_of(base) and note.dtype == base.dtype:
+            # Another tensor of this storage, such as one that autograd saved. Operators would have replaced the note of a former storage.
+            note.references = [reference_to(tensor)]
+            return note
+        return None
 
-    def add(self, tensor):
-        storage = tensor.untyped_storage()
-        self.storages[storage.data_ptr()] = StorageWeakRef(storage)
-        if len(self.storages) > self.sweep_at:
-            self.storages = {address: found for address, found in self.storages.items() if not found.expired()}
-            self.sweep_at = 2 * len(self.storages) + 1024
+    def set(self, tensor, expression=None, is_assumed=False):
+        """Notes that the values of a tensor, and with it of its storage, are known."""
+        if tensor.numel():
+            note = Note(tensor, expression, is_assumed)
+            former = self.find(tensor)
+            if former is not None:
+                note.references += [one for one in former.references if not one.expired()][:MAX_REFERENCES]
+            self.notes[address_of(tensor)] = note
+            if len(self.notes) > self.sweep_at:
+                self.notes = {address: note for address, note in self.notes.items() if note.is_valid()}
+                self.sweep_at = 2 * len(self.notes) + 1024
 
     def discard(self, tensor):
-        if self.storages:
-            self.storages.pop(tensor.untyped_storage().data_ptr(), None)
+        """Notes that the values of a storage are not known, or for integers that they are in memory."""
+        if self.notes:
+            self.notes.pop(address_of(tensor), None)
+
+    def follow(self, tensor, other):
+        """Notes that another tensor has the same storage, so that it lives as long as either of them."""
+        note = self.find(tensor)
+        if note is not None:
+            note.references = [one for one in note.references if not one.expired()][:MAX_REFERENCES] + [reference_to(other)]
 
 
-# Those of floating-point numbers that are true, and of booleans that were declared.
-true_storages, declared_storages = Storages(), Storages()
+notes = Notes()
+
+
+def reference_to(tensor):
+    """A weak reference to a tensor, or to the one that it is a view of, which lives as long."""
+    base = tensor._base
+    return torch._C._WeakTensorRef(tensor if base is None else base)
+
+
+def geometry_of(tensor):
+    """The place of a tensor's elements in its storage."""
+    return (tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def address_of(tensor):
+    """The address of a tensor's storage, if the tensor has elements."""
+    return tensor.data_ptr() - tensor.storage_offset() * tensor.element_size()
+
+
+def span_of(tensor):
+    """The number of elements of the storage from the first to the last one of a tensor that has elements."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
 
 
 def is_number(tensor):
     """Whether the elements are floating-point or complex numbers."""
-    return tensor.is_floating_point() or tensor.is_complex()
+    return tensor.dtype not in INTEGERS and (tensor.is_floating_point() or tensor.is_complex())
 
 
-def is_true(tensor):
-    """Whether the values are those of a real run."""
-    return not tensor.is_cuda or not is_number(tensor) or tensor in true_storages
+def is_in_memory(tensor):
+    """Whether the values that a real run would have, or declared ones, are in memory."""
+    if not tensor.is_cuda:
+        return True
+    note = notes.find(tensor)
+    return not is_number(tensor) if note is None else note.expression is None
+
+
+def is_assumed(tensor):
+    """Whether the values follow from some that nothing computes."""
+    note = notes.find(tensor) if tensor.is_cuda else None
+    return note is not None and note.is_assumed
 
 
 def is_small(tensor):
-    """Whether the values may be computed."""
+    """Whether the values may be computed at once."""
     return tensor.numel() <= (MAX_NUMBERS if is_number(tensor) else MAX_INTEGERS)
-
-
-def mark(tensor, is_true_now):
-    """Notes whether the values of a tensor on a device are true from now on."""
-    if tensor.is_cuda and is_number(tensor):
-        if is_true_now:
-            true_storages.add(tensor)
-        else:
-            true_storages.discard(tensor)
 
 
 def on_host(tensor):
     """A host tensor over the memory of a device tensor."""
     if not tensor.is_cuda:
         return tensor
-    storage = tensor.untyped_storage()
-    size = storage.nbytes()
-    if size == 0 or tensor.numel() == 0:
-        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-    memory = (ctypes.c_char * size).from_address(storage.data_ptr())
-    base = torch.frombuffer(memory, dtype=torch.uint8)
-    view = torch.empty(0, dtype=tensor.dtype, device="cpu")
-    return view.set_(base.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+    if tensor.numel() == 0:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=CPU)
+    memory = torch._C._construct_storage_from_data_pointer(tensor.data_ptr(), CPU, span_of(tensor) * tensor.element_size())
+    return torch.empty(0, dtype=tensor.dtype, device=CPU).set_(memory, 0, tensor.shape, tensor.stride())
+
+
+def write(tensor, values):
+    """Writes values into the memory of a tensor."""
+    on_host(tensor).copy_(values)
 
 
 def unknown_like(tensor):
     """A host tensor of this shape and type whose elements are UNKNOWN, with one element in memory."""
-    return torch.full((), UNKNOWN, dtype=tensor.dtype, device="cpu").expand(tensor.shape)
-
-
-def counted(tensor):
-    """The known values of a tensor: those on the device if they are true and computed, else UNKNOWN."""
-    return on_host(tensor) if is_true(tensor) and is_small(tensor) else unknown_like(tensor)
+    return torch.full((), UNKNOWN, dtype=tensor.dtype, device=CPU).expand(tensor.shape)

@@ -27,15 +27,21 @@ def integers():
     }
 
 
+def unknown(count):
+    """Numbers that follow from more computation than a dry run does."""
+    x = torch.randn(1 << 13, 1 << 13, device=DEVICE)
+    return (x @ x).flatten()[:count].clone()
+
+
 def masks():
-    x = torch.randn(1000, device=DEVICE)
+    x = unknown(1000)
     mask = x > 0
     return {"masked": x[mask].numel(), "others": x[x <= 0].numel(), "where": len(torch.where(mask)[0]), "unique": x.unique().numel(),
-            "is_finite": torch.isfinite(x).all().item(), "is_nan": torch.isnan(x).any().item()}
+            "both": x[(x > 0) & (x < 1)].numel(), "is_finite": torch.isfinite(x).all().item(), "is_nan": torch.isnan(x).any().item()}
 
 
 def numbers():
-    loss = torch.randn(4, device=DEVICE).mean()
+    loss = unknown(4).mean()
     error, rounds = loss.abs(), 0
     while error > 1e-9:
         error, rounds = error / 2, rounds + 1
@@ -89,7 +95,7 @@ def suppression():
 
 def environment():
     """The effects that the program can see of the modules that a dry run loads."""
-    return {"is_customized": getattr(builtins, "is_customized", False), "loss": torch.randn(4, device=DEVICE).mean().item(),
+    return {"is_customized": getattr(builtins, "is_customized", False), "loss": unknown(4).mean().item(),
             "foreign_paths": [path for path in sys.path if "simulated" in path]}
 
 
@@ -118,17 +124,17 @@ def peak():
 
 
 def value_error():
-    index = int(torch.randn(4, device=DEVICE).sum().item() * 10)
+    index = int(unknown(4).sum().item() * 10)
     return {"found": ["a"][index]}
 
 
 def value_exit():
-    if torch.randn(4, device=DEVICE).sum().item() > 0.5:
+    if unknown(4).sum().item() > 0.5:
         sys.exit("the loss is too large")
 
 
 def value_immediate_exit():
-    if torch.randn(4, device=DEVICE).sum().item() > 0.5:
+    if unknown(4).sum().item() > 0.5:
         os._exit(3)
 
 
@@ -154,6 +160,83 @@ def early_error():
 def out_of_memory():
     torch.randn(4, device=DEVICE).sum().item()
     torch.empty(1 << 50, device=DEVICE)
+
+
+def solvers():
+    """Solvers of linear algebra in used memory. Their status is success, and what they are given is true."""
+    a = torch.randn(64, 64, device=DEVICE)
+    a = a @ a.T + 64 * torch.eye(64, device=DEVICE)
+    b = unknown(64 * 64).view(64, 64)
+    names = "inv cholesky lu_factor qr svd eigh pinv slogdet eig matrix_rank svdvals".split()
+    solvers = {name: getattr(torch.linalg, name) for name in names}
+    solvers["solve"] = solvers["lstsq"] = lambda matrix: torch.linalg.solve(matrix, matrix[..., :2])
+    solvers["normal"] = lambda matrix: torch.distributions.MultivariateNormal(torch.zeros(64, device=DEVICE), matrix).rsample((3, ))
+    failed = []
+    for name, solve in solvers.items():
+        for kind, matrix in {"random": a, "unknown": b, "batch": a.expand(8, 64, 64).contiguous()}.items():
+            used = [torch.ones(300, device=DEVICE) for _ in range(3)]
+            del used
+            try:
+                solve(matrix)
+            except Exception as error:
+                failed.append(f"{name} of {kind}: {error}")
+    inverse = torch.linalg.inv(torch.tensor([[1.0, 2.0], [3.0, 4.0]], device=DEVICE))
+    return {"failed": failed, "inverse": [round(one, 3) for one in inverse.flatten().tolist()]}
+
+
+def operators():
+    """The operators whose results for small tensors differ from those on the CPU."""
+    t, w = torch.tensor([2.5, 4.0]), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    names = """ceil floor round trunc sqrt rsqrt exp log sin sigmoid tanh relu erf square frac neg sum mean std var norm sort max argmax unique
+        outer diff"""
+    functions = {name: getattr(torch, name) for name in names.split()}
+    functions["outer"] = lambda t, w: torch.outer(t, t)
+    functions.update({
+        "matmul": lambda t, w: w @ t, "softmax": lambda t, w: t.softmax(0), "logsumexp": lambda t, w: t.logsumexp(0),
+        "linspace": lambda t, w: torch.linspace(0, 1, 3, device=t.device), "stack": lambda t, w: torch.stack([t, t]),
+        "power": lambda t, w: t**0.5, "addcmul": lambda t, w: torch.addcmul(t, t, t), "lerp": lambda t, w: torch.lerp(t, t * 2, 0.5),
+        "det": lambda t, w: torch.linalg.det(w), "eigvalsh": lambda t, w: torch.linalg.eigvalsh(w @ w.T),
+        "cdist": lambda t, w: torch.cdist(w, w * 2), "linear": lambda t, w: torch.nn.functional.linear(t, w),
+        "foreach": lambda t, w: torch._foreach_add([t], 1)[0], "half": lambda t, w: t.half().float(), "conv": lambda t, w:
+        torch.nn.functional.conv1d(t[None, None], w[:, None]), "layer_norm": lambda t, w: torch.nn.functional.layer_norm(w, (2, )),
+    })
+    wrong = []
+    for name, function in functions.items():
+        takes_two = function.__name__ == "<lambda>"
+        arguments = (t, w) if takes_two else (t, )
+        ours, theirs = function(*[one.to(DEVICE) for one in arguments]), function(*arguments)
+        ours, theirs = (one[0] if isinstance(one, tuple) else one for one in (ours, theirs))
+        if not torch.allclose(ours.cpu(), theirs, atol=1e-4):
+            wrong.append(name)
+    return wrong
+
+
+def optimizers():
+    """The history of an optimizer with a line search, and the end of loops that wait for unknown numbers."""
+    model = torch.nn.Sequential(torch.nn.Linear(2048, 2048), torch.nn.Tanh(), torch.nn.Linear(2048, 1)).to(DEVICE)
+    x = torch.randn(256, 2048, device=DEVICE)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=8, history_size=10)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(x).pow(2).mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    state = optimizer.state[optimizer._params[0]]
+    t, dt, steps = torch.zeros((), device=DEVICE), torch.full((), 0.1, device=DEVICE), 0
+    while t < 1e9:
+        error = unknown(100).norm()
+        assert t + dt > t and torch.isfinite(error)
+        t, dt, steps = t + dt, dt * (0.9 / error).clamp(0.2, 5), steps + 1
+    return {"history": len(state["old_dirs"]), "is_bounded": steps <= 110}
+
+
+def experts():
+    """The tokens of each expert of a layer whose router is unknown."""
+    chosen = unknown(1024 * 8).view(1024, 8).softmax(-1).topk(2).indices
+    return {"tokens": chosen.flatten().bincount(minlength=8).tolist()}
 
 
 def endless():

@@ -55,21 +55,129 @@ fn integers_are_those_of_a_gpu() {
 #[test]
 fn the_policy_decides_what_masks_select() {
     let of = |policy: &str| printed(&["--nonzero", policy], "masks");
-    let expected = |count: u64, unique: u64| {
+    let expected = |count: u64, unique: u64, both: u64| {
         json!({
-            "masked": count, "others": count, "where": count, "unique": unique, "is_finite": true, "is_nan": false,
+            "masked": count, "others": count, "where": count, "unique": unique, "both": both, "is_finite": true,
+            "is_nan": false,
         })
     };
-    assert_eq!(of("half"), expected(500, 500));
-    assert_eq!(of("full"), expected(1000, 1000));
-    assert_eq!(of("zero"), expected(0, 1));
+    // Two conditions are independent of each other: about a quarter.
+    let half = of("half");
+    let both = half["both"].as_u64().unwrap();
+    assert!((220..280).contains(&both), "{half}");
+    assert_eq!(half, expected(500, 500, both));
+    assert_eq!(of("full"), expected(1000, 1000, 1000));
+    assert_eq!(of("zero"), expected(0, 1, 0));
 }
 
 #[test]
 fn numbers_are_those_of_the_host_or_one() {
     let expected =
-        json!({"loss": 1.0, "list": [1.0], "copied": [2.5, 0.5], "filled": 7.5, "rounds": 0, "sampled": [4]});
+        json!({"loss": 1.0, "list": [1.0], "copied": [2.5, 0.5], "filled": 7.5, "rounds": 30, "sampled": [4]});
     assert_eq!(printed(&[], "numbers"), expected);
+}
+
+#[test]
+fn sizes_by_random_numbers_are_those_of_the_cpu_but_for_chance() {
+    let program = root().join("tests/programs/launcher/dry_run_sizes.py");
+    let folder = tempfile::tempdir().unwrap();
+    let sizes = |simulated: bool| -> Value {
+        let mut command = Command::new(root().join("scripts/sim"));
+        command.current_dir(folder.path());
+        if simulated {
+            command.arg(memtrace()).args(["dry-run", "--gpu", "h200", "-o", "run", "--"]);
+        } else {
+            command.env("DEVICE", "cpu");
+        }
+        let output = output(command.arg(python()).arg(&program));
+        assert!(output.status.success(), "{}", stderr(&output));
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let (ours, theirs) = (sizes(true), sizes(false));
+    for (name, figures) in theirs.as_object().unwrap() {
+        for (figure, truth) in figures.as_object().unwrap() {
+            let truth = truth.as_f64().unwrap_or_else(|| panic!("{name}: {figures}"));
+            let ours = ours[name][figure].as_f64().unwrap_or_else(|| panic!("{name}: {ours}"));
+            // Four standard deviations of a count, and a share of what depends on few random numbers.
+            let tolerance = (0.08 * truth.abs() + 4.0 * truth.abs().sqrt()).max(4.0);
+            assert!((ours - truth).abs() <= tolerance, "{name}, {figure}: {ours} instead of {truth}");
+        }
+    }
+    let summary: Value =
+        serde_json::from_slice(&std::fs::read(folder.path().join("run/summary.json")).unwrap()).unwrap();
+    let guessed = summary["run"]["simulated"]["guessed_sizes"].as_array().unwrap();
+    assert!(!guessed.is_empty() && guessed.iter().all(|size| size["is_assumed"] == false), "{guessed:?}");
+}
+
+#[test]
+fn values_do_not_change_what_the_allocator_does() {
+    let program = root().join("tests/programs/launcher/dry_run_events.py");
+    let events = |path: &Path| -> Value {
+        let mut command = Command::new(root().join("scripts/sim"));
+        let output = output(command.env("PYTHONPATH", path).arg(python()).arg(&program));
+        assert!(output.status.success(), "{}", stderr(&output));
+        let mut programs: Value = serde_json::from_slice(&output.stdout).unwrap();
+        for events in programs.as_object_mut().unwrap().values_mut() {
+            let events = events.as_array_mut().unwrap();
+            // Tensors that one operator drops are freed in any order.
+            for run in events.chunk_by_mut(|one, next| [one, next].iter().all(|event| is_free(event))) {
+                run.sort_by_key(Value::to_string);
+            }
+        }
+        programs
+    };
+    let with_values = events(&root().join("simulate/python"));
+    let without = events(Path::new(""));
+    for (name, events) in without.as_object().unwrap() {
+        assert!(events.as_array().unwrap().len() > 40, "{name}: {events}");
+        assert!(with_values[name] == *events, "{name}");
+    }
+}
+
+fn is_free(event: &Value) -> bool {
+    event[0].as_str().unwrap().starts_with("free_")
+}
+
+#[test]
+fn solvers_succeed_and_small_tensors_are_computed() {
+    assert_eq!(printed(&[], "solvers"), json!({"failed": [], "inverse": [-2.0, 1.0, 1.5, -0.5]}));
+    assert_eq!(printed(&[], "operators"), json!([]));
+}
+
+#[test]
+fn line_searches_go_on_and_loops_end() {
+    assert_eq!(printed(&[], "optimizers"), json!({"history": 7, "is_bounded": true}));
+}
+
+#[test]
+fn tokens_choose_experts_by_the_rule() {
+    let tokens = |rule: &str| -> Vec<u64> {
+        serde_json::from_value(printed(&["--routing", rule], "experts")["tokens"].clone()).unwrap()
+    };
+    assert_eq!(tokens("even"), [256; 8]);
+    assert_eq!(tokens("one-rank"), [1024, 1024, 0, 0, 0, 0, 0, 0]);
+    let zipf = tokens("zipf:1.2");
+    assert_eq!(zipf.iter().sum::<u64>(), 2048);
+    assert!(zipf[0] > 2 * zipf[3] && zipf[3] > zipf[7], "{zipf:?}");
+}
+
+#[test]
+fn guessed_sizes_are_reported_with_their_lines() {
+    let (code, report, summary) = ended("masks");
+    assert_eq!(code, Some(0), "{report}");
+    let program = std::fs::read_to_string(root().join("tests/programs/launcher/dry_run_values.py")).unwrap();
+    let line = 1 + program.lines().position(|line| line.contains("\"masked\": x[mask]")).unwrap();
+    assert!(
+        report.contains("Sizes are guessed, because they depend on values that a dry run does not compute"),
+        "{report}"
+    );
+    let found = summary["run"]["simulated"]["guessed_sizes"].as_array().unwrap().iter();
+    let place = format!("dry_run_values.py:{line}");
+    let found: Vec<_> = found.filter(|size| size["location"].as_str().unwrap().ends_with(&place)).collect();
+    assert!(
+        found.iter().any(|size| size["operator"] == "nonzero" && size["selected"] == 500 && size["total"] == 1000),
+        "{found:?}"
+    );
 }
 
 #[test]

@@ -471,6 +471,15 @@ export interface GrowthAfterFirstStep {
   text: string;
 }
 
+export interface GuessedSize {
+  is_assumed: boolean;
+  location: string;
+  operator: string;
+  selected: number;
+  times: number;
+  total: number;
+}
+
 export interface HeldPart {
   bytes: number;
   holder: Holder;
@@ -1387,6 +1396,7 @@ export interface SimulatedGpus {
   count: number;
   exception?: ValueException;
   gpu: string;
+  guessed_sizes?: GuessedSize[];
   memory_bytes: number;
   missing_functions?: MissingFunction[];
   was_ready?: boolean;

@@ -291,9 +291,43 @@ pub struct SimulatedGpus {
     /// called and the simulation lacks. Absent if there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing_functions: Vec<MissingFunction>,
+    /// The lines of the program at which values that no kernel computed decided a size: those of policies first, then
+    /// the largest. Absent if there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub guessed_sizes: Vec<GuessedSize>,
     /// Whether the program was ended because it answered requests (`--until-ready`). Absent otherwise.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub was_ready: bool,
+}
+
+/// A line of the program of a dry run at which values that no kernel computed decided how many elements an operator
+/// selects.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+pub struct GuessedSize {
+    /// The innermost line outside of PyTorch, as FILE:LINE.
+    pub location: String,
+    /// The operator, as PyTorch names it: `nonzero` also for masks.
+    pub operator: String,
+    /// How often it ran, in all processes.
+    pub times: u64,
+    /// The number of elements that it selected, when it selected from the most.
+    pub selected: u64,
+    /// The number of elements from which it selected then. With `--nonzero zero` it selects none where a policy
+    /// decides, with `full` all of them.
+    pub total: u64,
+    /// True if `--nonzero` decided. False if random numbers did: those of a GPU select about as many.
+    pub is_assumed: bool,
+}
+
+impl GuessedSize {
+    /// Adds what another process knows of the same line.
+    pub fn add(&mut self, other: &GuessedSize) {
+        self.times = self.times.saturating_add(other.times);
+        self.is_assumed |= other.is_assumed;
+        if other.total > self.total {
+            (self.selected, self.total) = (other.selected, other.total);
+        }
+    }
 }
 
 /// A function that the program of a dry run called and the simulation lacks.

@@ -3,11 +3,35 @@
 mod results;
 mod tries;
 
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
 use memtrace_analysis::report::size_text;
 
 use crate::cli::DryRun;
 use crate::output::Printed;
+use crate::private_folder::{PrivateFolder, Readers};
 use crate::simulation::{Gpu, Simulation};
+
+/// The command that prints the simulated libraries for an interpreter. Processes of dry runs call it
+/// (`simulate/python/sitecustomize.py`).
+pub(crate) const SIMULATED_LIBRARIES: &str = "simulated-libraries";
+/// The exit code after Ctrl-C.
+const INTERRUPTED: u8 = 130;
+
+/// Prints the folder of an interpreter's PyTorch, that of the simulated libraries, and their paths, one a line.
+///
+/// # Errors
+///
+/// If this is no process of a dry run, or the libraries cannot be made.
+pub(crate) fn simulated_libraries(python: &Path) -> anyhow::Result<()> {
+    let libraries = std::env::var_os("SIMCUDA_LIBRARIES").map(PathBuf::from).unwrap_or_default();
+    let folder = libraries.parent().filter(|folder| folder.is_absolute()).context("SIMCUDA_LIBRARIES is not set")?;
+    let folder = PrivateFolder::enter(folder, &[], Readers::of_code())?;
+    let paths = Simulation::libraries_for(python, &folder)?;
+    let text: String = paths.iter().map(|path| format!("{}\n", path.display())).collect();
+    super::write_output(Printed::Text(&text), None)
+}
 
 /// Runs the command, and returns the exit code of [`super::run::run`]. With `--vary` and `--max`, 1 if there is no
 /// answer.
@@ -23,6 +47,7 @@ pub(crate) fn dry_run(options: &DryRun) -> u8 {
         (None, None) => return super::run::run(&options.run, Some(&simulation)),
     };
     match tried {
+        Ok(_) if tries::was_interrupted() => INTERRUPTED,
         Ok(is_answered) => u8::from(!is_answered),
         Err(error) => super::exit_code(Err(error)),
     }
@@ -39,6 +64,7 @@ fn simulation(options: &DryRun) -> Simulation {
         gpu,
         count: options.gpus,
         nonzero: options.nonzero,
+        routing: options.routing.clone(),
         steps: options.steps,
         until_ready: options.until_ready,
         ready_line: options.ready_line.clone(),

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use memtrace_analysis::load::ValueException;
+use memtrace_analysis::load::{SimulatedGpus, ValueException};
 use memtrace_analysis::report::{DeviceSummary, KvCacheSummary};
 use memtrace_analysis::{RunFolder, Summary};
 use memtrace_trace::file::untrusted;
@@ -36,6 +36,10 @@ pub(super) struct Results {
     pub(super) out_of_memory: Option<OutOfMemory>,
     /// The exception that a value can be the reason of.
     pub(super) exception: Option<ValueException>,
+    /// By how many bytes the peak can be higher, because workspaces of cuDNN are estimates.
+    pub(super) above_bytes: u64,
+    /// Whether values that nothing computed decided a size.
+    pub(super) has_guessed_sizes: bool,
     /// The last lines of the output.
     pub(super) last_lines: Vec<String>,
     /// Why the summary is missing.
@@ -99,6 +103,11 @@ pub(super) fn read(folder: &RunFolder, run: &str, context_bytes: u64, output: &F
         does_not_fit: summary.as_ref().and_then(server_problem).or_else(|| refusal(&end)),
         out_of_memory: summary.as_ref().and_then(out_of_memory),
         exception: summary.as_ref().and_then(exception),
+        above_bytes: simulated(summary.as_ref())
+            .and_then(|one| Some(one.workspaces.as_ref()?.above_bytes))
+            .unwrap_or(0),
+        has_guessed_sizes: simulated(summary.as_ref())
+            .is_some_and(|one| one.guessed_sizes.iter().any(|size| size.is_assumed)),
         last_lines: last_lines(start, &end),
         problem,
     }
@@ -204,6 +213,11 @@ fn worst_device(summary: &Summary, context_bytes: u64) -> Option<Figures> {
         }
     });
     figures.min_by_key(|figures| (figures.free_bytes, std::cmp::Reverse(figures.allocated_bytes)))
+}
+
+/// The simulated GPUs of a summary.
+fn simulated(summary: Option<&Summary>) -> Option<&SimulatedGpus> {
+    summary?.run.simulated.as_ref()
 }
 
 /// The exception in a summary that a value can be the reason of.

@@ -3,7 +3,9 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
@@ -11,7 +13,7 @@ use memtrace_analysis::load::MANIFEST_FILE;
 use memtrace_analysis::report::{count_text, size_text};
 use memtrace_analysis::{RunFolder, printable};
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, set_parent_process_death_signal};
 use serde::Serialize;
 
 use super::results::{self, Figures, OutOfMemory, Results, Server};
@@ -45,6 +47,12 @@ pub(super) struct Try {
     /// The engine that serves models. Absent for other programs.
     #[serde(skip_serializing_if = "Option::is_none")]
     server: Option<Server>,
+    /// By how many bytes the peak can be higher, because workspaces of cuDNN are estimates. Absent if they are not.
+    #[serde(skip_serializing_if = "is_zero")]
+    above_bytes: u64,
+    /// Whether values that nothing computed decided a size (`run.simulated.guessed_sizes` of the summary).
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    has_guessed_sizes: bool,
     /// The run folder.
     run: String,
 }
@@ -63,6 +71,30 @@ fn as_number<S: serde::Serializer>(value: &str, serializer: S) -> Result<S::Ok, 
 /// [`as_number`] of a value that is there.
 fn as_number_of<S: serde::Serializer>(value: &Option<&str>, serializer: S) -> Result<S::Ok, S::Error> {
     as_number(value.unwrap_or_default(), serializer)
+}
+
+fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
+}
+
+/// Whether Ctrl-C was pressed.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn note_interrupt(_: libc::c_int) {
+    INTERRUPTED.store(true, Ordering::Relaxed);
+}
+
+/// Whether Ctrl-C ended the tries.
+pub(super) fn was_interrupted() -> bool {
+    INTERRUPTED.load(Ordering::Relaxed)
+}
+
+/// Lets Ctrl-C end the tries, and not this process, which prints what is known by then. The terminal sends it to the
+/// running tries too.
+fn handle_interrupts() {
+    let handler: extern "C" fn(libc::c_int) = note_interrupt;
+    // SAFETY: the handler only stores into an atomic.
+    unsafe { libc::signal(libc::SIGINT, handler as libc::sighandler_t) };
 }
 
 /// How a try ended.
@@ -132,7 +164,7 @@ pub(super) fn max(options: &DryRun, simulation: &Simulation, bounds: &Bounds) ->
     let tries = Tries::new(options, simulation, &bounds.name)?;
     let mut results: Vec<Try> = Vec::new();
     let mut fits = |value| -> anyhow::Result<Option<bool>> {
-        let one = tries.finish(tries.start(&bounds.text(value), value)?)?;
+        let Some(one) = tries.finish(tries.start(&bounds.text(value), value)?)? else { return Ok(None) };
         let result = match one.result {
             TryOutcome::Fits => Some(true),
             TryOutcome::OutOfMemory { .. } | TryOutcome::DoesNotFit { .. } => Some(false),
@@ -141,8 +173,9 @@ pub(super) fn max(options: &DryRun, simulation: &Simulation, bounds: &Bounds) ->
         results.push(one);
         Ok(result)
     };
-    let largest = search(bounds.low, bounds.high, &mut fits)?;
+    let found = search(bounds.low, bounds.high, &mut fits)?;
     results.sort_by_key(|one| one.position);
+    let largest = if was_interrupted() { Largest::Interrupted } else { found };
     tries.print(&results, Some(largest))?;
     Ok(matches!(largest, Largest::Fits(_)))
 }
@@ -155,6 +188,8 @@ enum Largest {
     None,
     /// The program failed with this value.
     ProgramFailed(u64),
+    /// Ctrl-C ended the search.
+    Interrupted,
 }
 
 /// The largest value from `low` to `high` that fits, where each smaller value fits too.
@@ -199,6 +234,7 @@ impl<'a> Tries<'a> {
         let stamp = host::stamp(host::epoch_ns());
         let folder = folder::create(run::place(&options.run), &options.run.command, &stamp)?.folder;
         // Each try has a run folder of its own in this one, which is none.
+        handle_interrupts();
         folder.remove(MANIFEST_FILE).context("cannot remove the manifest of the folder of tries")?;
         Ok(Tries { options, simulation, name, folder })
     }
@@ -223,12 +259,16 @@ impl<'a> Tries<'a> {
             }
             let ended = running.swap_remove(first_to_end(&running));
             let result = self.finish(ended);
-            is_over |= result.as_ref().map_or(true, Try::has_failed);
-            results.push(result);
+            is_over |=
+                was_interrupted() || result.as_ref().map_or(true, |one| one.as_ref().is_some_and(Try::has_failed));
+            results.extend(result.transpose());
         }
         let mut results = results.into_iter().collect::<anyhow::Result<Vec<Try>>>()?;
         results.sort_by_key(|one| one.position);
         self.print(&results, None)?;
+        if was_interrupted() {
+            message::warning("interrupted; the table has the tries that ended before");
+        }
         Ok(!results.iter().any(Try::has_failed))
     }
 
@@ -245,6 +285,7 @@ impl<'a> Tries<'a> {
         inherited::restore_umask(&mut command);
         command.args(["dry-run", "--quiet", "--no-snapshot", "--gpus", &simulation.count.to_string()]);
         command.args(["--nonzero", simulation.nonzero.name()]);
+        command.args(["--routing", &simulation.routing]);
         if let Some(steps) = simulation.steps {
             command.args(["--steps", &steps.to_string()]);
         }
@@ -266,13 +307,19 @@ impl<'a> Tries<'a> {
             self.options.run.command.iter().map(|a| replaced(a, &placeholder, value).unwrap_or_else(|| a.clone())),
         );
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        // A try does not go on without this process.
+        // SAFETY: the closure makes one system call.
+        unsafe { command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::TERM))?)) };
         Ok(Running { value: value.to_owned(), position, child: command.spawn().context("cannot start a try")?, output })
     }
 
-    /// Waits for a try, and reads what it led to.
-    fn finish(&self, mut running: Running) -> anyhow::Result<Try> {
+    /// Waits for a try, and reads what it led to. `None` if Ctrl-C ended it.
+    fn finish(&self, mut running: Running) -> anyhow::Result<Option<Try>> {
         let (name, value) = (self.name, std::mem::take(&mut running.value));
         let code = running.child.wait().context("cannot wait for a try")?.code().unwrap_or(-1);
+        if was_interrupted() {
+            return Ok(None);
+        }
         let (run, context_bytes) = (run_of(name, &value), self.simulation.gpu.context_bytes);
         let read = sandbox::call(READ_TIME, || results::read(&self.folder, &run, context_bytes, &running.output));
         let run = self.folder.path().join(run);
@@ -290,6 +337,8 @@ impl<'a> Tries<'a> {
                 (None, Some(reason)) => TryOutcome::DoesNotFit { reason },
                 (None, None) => TryOutcome::ProgramFailed(code),
             },
+            above_bytes: results.above_bytes,
+            has_guessed_sizes: results.has_guessed_sizes,
             run: run.display().to_string(),
         };
         if let Some(problem) = &results.problem {
@@ -310,7 +359,7 @@ impl<'a> Tries<'a> {
                 message::status(&exception.text());
             }
         }
-        Ok(one)
+        Ok(Some(one))
     }
 
     fn print(&self, results: &[Try], largest: Option<Largest>) -> anyhow::Result<()> {
@@ -381,7 +430,8 @@ impl<'a> Tries<'a> {
                 let value = fitting.map_or("", |one| &one.value);
                 let free = fitting.and_then(|one| one.worst.as_ref()).map(|worst| size_text(worst.free_bytes));
                 let margin = free.map(|free| format!(", with {free} to spare")).unwrap_or_default();
-                text += &format!("\nThe largest that fits: {name}={value}{margin}\n");
+                let doubt = fitting.and_then(Try::doubt).unwrap_or_default();
+                text += &format!("\nThe largest that fits: {name}={value}{margin}{doubt}\n");
                 if let Some(next) = results.iter().find(|one| one.position > position) {
                     let text_of_next = match next.result {
                         TryOutcome::OutOfMemory { .. } => format!("would run {}", next.text()),
@@ -403,6 +453,7 @@ impl<'a> Tries<'a> {
                 let value = at(results, position).map_or("", |one| &one.value);
                 text += &format!("\nNo answer: the program failed with {name}={value}\n");
             }
+            Some(Largest::Interrupted) => text += "\nNo answer: interrupted\n",
             None => {}
         }
         text += &format!("\nRuns  {}/\n", printable::line(&self.folder.path().to_string_lossy()));
@@ -419,6 +470,19 @@ impl Try {
     /// Whether the program failed for another reason than memory.
     fn has_failed(&self) -> bool {
         matches!(self.result, TryOutcome::ProgramFailed(_))
+    }
+
+    /// Why a value that fits may not fit on a GPU.
+    fn doubt(&self) -> Option<String> {
+        let free = self.worst.as_ref()?.free_bytes;
+        if free < self.above_bytes {
+            let above = size_text(self.above_bytes);
+            return Some(format!(
+                ".\nIt may not fit on a GPU: workspaces of cuDNN are estimates, and can take {above} more"
+            ));
+        }
+        let text = ".\nIt may not fit on a GPU: values that a dry run does not compute decide sizes (see its report)";
+        self.has_guessed_sizes.then(|| text.to_owned())
     }
 
     /// The outcome of the value, in a few words.
