@@ -13,7 +13,6 @@ use memtrace_analysis::{SECTIONS, Tolerance};
 use memtrace_trace::options;
 use regex_lite::Regex;
 
-use crate::commands::dry_run::SIMULATED_LIBRARIES;
 use crate::condition::{Condition, condition};
 use crate::device_samples::MEMORY_IN_USE;
 use crate::first_word::commands_like;
@@ -130,7 +129,8 @@ pub(crate) enum Command {
     /// Print a completion script for a shell
     Completions(Completions),
     /// Print the simulated CUDA libraries for the PyTorch of a Python interpreter
-    #[command(hide = true, name = SIMULATED_LIBRARIES)]
+    // Processes of dry runs call it (simulate/python/sitecustomize.py).
+    #[command(hide = true, name = "simulated-libraries")]
     SimulatedLibraries {
         /// The interpreter
         python: PathBuf,

@@ -41,6 +41,15 @@ def line_of_program():
     return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
+def line_of_read():
+    """The line that is being executed, and the line outside of PyTorch that it is executed for. The first one is PyTorch's own in an
+    optimizer or a solver, for example, where one line of the program reads many values."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(OWN[1]):
+        frame = frame.f_back
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno, line_of_program())
+
+
 def note_read():
     """Notes the line of the program that reads a value of a device."""
     global last_read

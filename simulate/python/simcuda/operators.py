@@ -630,8 +630,9 @@ def converted(expression, destination):
     return Operator(call, 0, destination.shape)
 
 
-# How often each line of the program read an assumed number.
+# How often each line of the program read an assumed number, and how often each line of any file did for it (`exceptions.line_of_read`).
 reads = {}
+reads_of_lines = {}
 
 
 def assumed_answer(note):
@@ -640,16 +641,18 @@ def assumed_answer(note):
     Losses and errors fall. So loops that wait for them end, and a program that compares two of them finds a difference.
     """
     if note is None or note.factor is None:
-        place = exceptions.line_of_program()
-        count = reads[place] = reads.get(place, -1) + 1
-        factor = 1 / (1 + 0.01 * count) * 0.5**min(max(count - MAX_ANSWERS, 0), 60)
+        line, exact_line = exceptions.line_of_program(), exceptions.line_of_read()
+        # Of one line of the program, no two numbers are equal.
+        count = reads[line] = reads.get(line, -1) + 1
+        repeated = reads_of_lines[exact_line] = reads_of_lines.get(exact_line, -1) + 1
+        factor = 1 / (1 + 0.01 * count) * 0.5**min(max(repeated - MAX_ANSWERS, 0), 60)
         if note is None:
             return factor
         note.factor = factor
     return note.factor
 
 
-# By line of the program: the last answer to a comparison of assumed numbers, and how often in a row it was given.
+# By line (`exceptions.line_of_read`): the last answer to a comparison of assumed numbers, and how often in a row it was given.
 answers = {}
 # The number of equal answers after which a line gets the other one once.
 MAX_ANSWERS = 100
@@ -666,6 +669,7 @@ def assumed_truth(value):
     place = exceptions.line_of_program()
     if place is None or is_check(*place):
         return value
+    place = exceptions.line_of_read()
     last, count = answers.get(place, (value, 0))
     count = count + 1 if last == value else 1
     if count > MAX_ANSWERS:

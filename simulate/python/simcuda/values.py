@@ -73,6 +73,8 @@ class Notes:
         if note.geometry == geometry_of(base) and note.dtype == base.dtype:
             # Another tensor of this storage, such as one that autograd saved. Operators would have replaced the note of a former storage.
             note.references = [reference_to(tensor)]
+            # It can also be a later tensor at the same address, which the program reads as another number.
+            note.factor = None
             return note
         return None
 

@@ -225,6 +225,7 @@ const KNOWN: &[(&str, &[&str])] = &[
     ("man", &["man -o {new}", "man", "man --output {trace}"]),
     ("completions", &["completions bash", "completions {hostile}"]),
     ("memory-in-use", &["memory-in-use"]),
+    ("simulated-libraries", &["simulated-libraries {python}"]),
     (
         "help",
         &[
@@ -242,7 +243,7 @@ const KNOWN: &[(&str, &[&str])] = &[
 
 /// The commands whose first call has no name to print. `attach` refuses a process without PyTorch before it names
 /// anything.
-const WITHOUT_NAMES: [&str; 5] = ["attach", "mcp", "completions", "memory-in-use", "help"];
+const WITHOUT_NAMES: [&str; 6] = ["attach", "mcp", "completions", "memory-in-use", "simulated-libraries", "help"];
 
 /// The words of a command, and its options: whether each has a value.
 fn defined() -> BTreeMap<String, BTreeMap<String, bool>> {
@@ -353,8 +354,10 @@ fn the_page_of_the_command_line_lists_every_option() {
         let names = cells.flat_map(|cell| cell.split("`--").skip(1).map(|rest| rest.split(['`', ' ']).next().unwrap()));
         names.map(str::to_owned).collect()
     };
-    let mut left: BTreeSet<String> =
-        defined().into_keys().filter(|name| !matches!(&**name, "help" | "memory-in-use")).collect();
+    let mut left: BTreeSet<String> = defined()
+        .into_keys()
+        .filter(|name| !matches!(&**name, "help" | "memory-in-use" | "simulated-libraries"))
+        .collect();
     let of_run = shown_options("run");
     assert!(of_run.len() > 15 && of_run.contains("output") && of_run.contains("verbose"), "{of_run:?}");
     for (heading, text) in sections {
@@ -374,7 +377,9 @@ fn the_page_of_the_command_line_lists_every_option() {
     assert!(left.is_empty(), "commands without a section: {left:?}");
     // Every default of the help texts is in the row of its option.
     let mut defaults = 0;
-    for command in defined().into_keys().filter(|name| !matches!(&**name, "help" | "memory-in-use")) {
+    for command in
+        defined().into_keys().filter(|name| !matches!(&**name, "help" | "memory-in-use" | "simulated-libraries"))
+    {
         let heading = |text: &str| {
             text.split_once('\n')
                 .is_some_and(|(heading, _)| heading.split(", ").any(|name| command.split(' ').next() == Some(name)))

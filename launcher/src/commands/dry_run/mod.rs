@@ -13,9 +13,6 @@ use crate::output::Printed;
 use crate::private_folder::{PrivateFolder, Readers};
 use crate::simulation::{Gpu, Simulation};
 
-/// The command that prints the simulated libraries for an interpreter. Processes of dry runs call it
-/// (`simulate/python/sitecustomize.py`).
-pub(crate) const SIMULATED_LIBRARIES: &str = "simulated-libraries";
 /// The exit code after Ctrl-C.
 const INTERRUPTED: u8 = 130;
 
