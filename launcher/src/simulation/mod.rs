@@ -23,6 +23,7 @@ use regex_lite::Regex;
 
 pub(crate) use gpus::Gpu;
 pub(crate) use values::Nonzero;
+use values::Rules;
 pub(crate) use written::Finished;
 use written::{MISSING, SCRATCH, SHARED, WORKSPACES};
 
@@ -102,7 +103,8 @@ impl Simulation {
         for folder in [&shared, &workspaces, &missing] {
             std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
         }
-        let values = values::environment(&libraries.folder, &scratch, self)?;
+        let rules = Rules { nonzero: self.nonzero, routing: &self.routing, steps: self.steps };
+        let values = values::environment(&libraries.folder, &scratch, &rules)?;
         let settings = [
             ("LD_PRELOAD", preload),
             ("SIMCUDA_DEVICES", self.count.to_string().into()),

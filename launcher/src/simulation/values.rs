@@ -9,8 +9,6 @@ use std::path::Path;
 use clap::ValueEnum;
 use memtrace_trace::named;
 
-use super::Simulation;
-
 /// The name under which `simcuda/exceptions.py` writes a call of `sys.exit` with the status of a failure.
 pub(super) const EXIT: &str = "SystemExit";
 /// The folder where processes write the exception that ended them, in that of files that are only needed during the
@@ -50,12 +48,21 @@ named! {
     }
 }
 
+/// How values that nothing computes are decided.
+pub(super) struct Rules<'a> {
+    pub(super) nonzero: Nonzero,
+    /// How tokens choose experts, as `--routing` states it.
+    pub(super) routing: &'a str,
+    /// The number of optimizer steps after which the program ends.
+    pub(super) steps: Option<u32>,
+}
+
 /// The variables of a run. `libraries` is the folder of the simulated libraries, `scratch` that of files that are only
 /// needed during the run.
 pub(super) fn environment(
     libraries: &Path,
     scratch: &Path,
-    simulation: &Simulation,
+    rules: &Rules<'_>,
 ) -> std::io::Result<Vec<(&'static str, OsString)>> {
     let [exceptions, guesses] = [EXCEPTIONS, GUESSES].map(|name| scratch.join(name));
     std::fs::create_dir_all(&exceptions)?;
@@ -67,11 +74,11 @@ pub(super) fn environment(
     }
     let mut variables = vec![
         ("PYTHONPATH", path),
-        ("SIMCUDA_NONZERO", simulation.nonzero.name().into()),
-        ("SIMCUDA_ROUTING", simulation.routing.clone().into()),
+        ("SIMCUDA_NONZERO", rules.nonzero.name().into()),
+        ("SIMCUDA_ROUTING", rules.routing.into()),
         ("SIMCUDA_GUESSES", guesses.join("%p").into_os_string()),
         ("SIMCUDA_EXCEPTIONS", exceptions.into_os_string()),
     ];
-    variables.extend(simulation.steps.map(|steps| ("SIMCUDA_STEPS", steps.to_string().into())));
+    variables.extend(rules.steps.map(|steps| ("SIMCUDA_STEPS", steps.to_string().into())));
     Ok(variables)
 }
