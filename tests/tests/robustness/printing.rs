@@ -54,8 +54,8 @@ const KNOWN: &[(&str, &[&str])] = &[
         &[
             "dry-run --vary bs=1,2 --jobs 2 -o {new} -- {intruder} oom say={bs} exit=1",
             "dry-run --max bs=1:3 --json --gpu t4 -o {new} -- {intruder} oom say={bs} exit=1",
-            "dry-run --vary bs=1 --memory 1GiB --gpus 2 --nonzero full --routing even --steps 3 --no-device-usage --no-snapshot \
-             --quiet -o {new} -- {intruder} names say={bs}{hostile} exit=9",
+            "dry-run --vary bs=1 --memory 1GiB --gpus 2 --nonzero full --routing even --steps 3 --no-device-usage \
+             --no-snapshot --quiet -o {new} -- {intruder} names say={bs}{hostile} exit=9",
             "dry-run --max bs=1:2 --limit 1GiB --keep 1GiB --job {hostile} -o {new} -- {intruder} names \
              say={bs}{hostile} exit=9",
             "dry-run --runs {new} --stacks none --cpu always --no-names --cycles --holders --pools off --verbose \
