@@ -46,16 +46,21 @@ def with_links(markdown, repository, version):
     return TOKEN.sub(replace, markdown)
 
 
+def parts(metadata):
+    """The headers, the description and the version of the metadata of a wheel."""
+    headers, _, description = metadata.partition("\n\n")
+    return headers, description, re.search(r"^Version: (.+)$", headers, re.M).group(1)
+
+
 def complete(metadata, repository):
     """The metadata with the project's URLs, and the description with links that work anywhere."""
-    headers, end, description = metadata.partition("\n\n")
-    version = re.search(r"^Version: (.+)$", headers, re.M).group(1)
+    headers, description, version = parts(metadata)
     lines = [line for line in headers.split("\n") if not line.startswith("Project-URL:")]
     if repository:
         urls = ["Project-URL: %s, %s%s" % (name, repository, path.format(version=version)) for name, path in URLS.items()]
         at = next(index for index, line in enumerate(lines) if line.startswith("Version:")) + 1
         lines[at:at] = urls
-    return "\n".join(lines) + end + with_links(description, repository, version)
+    return "\n".join(lines) + "\n\n" + with_links(description, repository, version)
 
 
 def repository_of(cargo):

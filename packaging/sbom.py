@@ -19,6 +19,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from metadata import parts
+
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = "x86_64-unknown-linux-gnu"
 # The parts of the wheel's program: the launcher with its features, and the libraries that it embeds.
@@ -132,8 +134,7 @@ def main():
         sys.exit(__doc__)
     folder = Path(sys.argv[1])
     metadata = folder / "METADATA"
-    headers, end, description = metadata.read_text(encoding="utf-8").partition("\n\n")
-    version = re.search(r"^Version: (.+)$", headers, re.M).group(1)
+    headers, description, version = parts(metadata.read_text(encoding="utf-8"))
     found = crates()
     sboms = folder / "sboms"
     sboms.mkdir(exist_ok=True)
@@ -144,7 +145,7 @@ def main():
     (folder / "licenses/THIRD-PARTY-LICENSES.txt").write_text(third_party(found), encoding="utf-8")
     line = "License-File: THIRD-PARTY-LICENSES.txt"
     if line not in headers.split("\n"):
-        metadata.write_text(headers + "\n" + line + end + description, encoding="utf-8")
+        metadata.write_text(headers + "\n" + line + "\n\n" + description, encoding="utf-8")
 
 
 if __name__ == "__main__":

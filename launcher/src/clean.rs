@@ -14,11 +14,13 @@ use rustix::process::geteuid;
 
 use crate::library::{self, LibraryCopy};
 use crate::output::{self, Printed};
+use crate::private_folder::{ATTACH_PREFIX, DOCTOR_PREFIX};
+use crate::session;
 
-/// The beginnings of the names of temporary folders. A token of 32 hexadecimal digits follows.
-const TEMPORARY: [&str; 2] = ["memtrace-doctor-", "memtrace-attach-"];
-/// The digits of a token.
-const TOKEN_DIGITS: usize = 32;
+/// The beginnings of the names of temporary folders, which [`PrivateFolder::temporary_in`] makes.
+///
+/// [`PrivateFolder::temporary_in`]: crate::private_folder::PrivateFolder::temporary_in
+const TEMPORARY: [&str; 2] = [ATTACH_PREFIX, DOCTOR_PREFIX];
 /// The age from which on a temporary folder belongs to no running memtrace.
 const LEFT: Duration = Duration::from_secs(24 * 3600);
 
@@ -104,8 +106,8 @@ fn temporary_folders(parent: &Path) -> Vec<PathBuf> {
 }
 
 fn is_temporary_name(name: &str) -> bool {
-    let token = TEMPORARY.iter().find_map(|beginning| name.strip_prefix(beginning));
-    token.is_some_and(|token| token.len() == TOKEN_DIGITS && token.bytes().all(|byte| byte.is_ascii_hexdigit()))
+    let token = TEMPORARY.iter().find_map(|prefix| name.strip_prefix(prefix)?.strip_prefix('-'));
+    token.is_some_and(session::is_token)
 }
 
 /// The bytes of the files in a folder. Links are not followed.

@@ -17,6 +17,7 @@ use crate::control::{Answer, Request};
 use crate::inquiry::{self, Reply};
 use crate::message::WithHelp;
 use crate::proc::ProcessDir;
+use crate::session::is_token;
 
 /// The help about a process that is not recorded.
 pub(crate) const START_IT: &str = "start the program with memtrace: memtrace -- COMMAND";
@@ -172,7 +173,7 @@ fn session(line: &str) -> Option<String> {
     let (uid, random) = name.split_once('-')?;
     let us = rustix::process::geteuid().as_raw();
     let is_ours = us == 0 || uid.parse() == Ok(us);
-    (is_ours && random.len() == 32 && random.bytes().all(|byte| byte.is_ascii_hexdigit())).then(|| name.to_owned())
+    (is_ours && is_token(random)).then(|| name.to_owned())
 }
 
 /// Asks the launcher of a session. `None` if there is none, or if it ends before it answers.

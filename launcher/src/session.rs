@@ -14,17 +14,25 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::sanitizer;
 
+/// The bytes of a token.
+const TOKEN_BYTES: usize = 16;
+
 /// Creates a session token: 128 random bits from the kernel, in hexadecimal, so that no two sessions share a name.
 ///
 /// The token is not a secret, because `/proc/net/unix` shows the socket's name. `drain::acceptor` checks who connects.
 /// Fails when the kernel provides no random bytes.
 pub(crate) fn token() -> anyhow::Result<String> {
-    let mut bytes = [0u8; 16];
+    let mut bytes = [0u8; TOKEN_BYTES];
     // The kernel returns requests of up to 256 bytes in full.
     let n =
         getrandom(&mut bytes, GetRandomFlags::empty()).map_err(io::Error::from).context("cannot get random bytes")?;
     ensure!(n == bytes.len(), "cannot get random bytes");
     Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
+}
+
+/// Whether a text has the form of a [`token`].
+pub(crate) fn is_token(text: &str) -> bool {
+    text.len() == 2 * TOKEN_BYTES && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 /// The name of a run's session: the user id of the launcher, and a [`token`]. `running` finds the sessions of a user by

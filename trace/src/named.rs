@@ -1,10 +1,10 @@
-//! Enums whose variants have names, numbers, or both: each is stated once, beside its variant.
+//! Enums whose variants are listed, and may have names and numbers: each is stated once, beside its variant.
 
 /// Declares an enum. `A => "a"` gives a variant a name, `A = 1` a number in shared memory and in the trace file, and
 /// `A = 1 => "a"` both.
 ///
-/// Names give `ALL`, `name` and `from_name`; numbers give `ALL` and `from_wire`. With `serde` in front, the derived
-/// `Serialize`, `Deserialize` and `JsonSchema` use the names too.
+/// Names give `ALL`, `name` and `from_name`; numbers give `ALL` and `from_wire`; variants without either give `ALL`.
+/// With `serde` in front, the derived `Serialize`, `Deserialize` and `JsonSchema` use the names too.
 #[macro_export]
 macro_rules! named {
     ($(#[$meta:meta])* $vis:vis enum $Type:ident { $($(#[$doc:meta])* $Variant:ident => $name:literal),* $(,)? }) => {
@@ -38,6 +38,11 @@ macro_rules! named {
                 match number { $($number => Some($Type::$Variant),)* _ => None }
             }
         }
+    };
+    ($(#[$meta:meta])* $vis:vis enum $Type:ident { $($(#[$doc:meta])* $Variant:ident),* $(,)? }) => {
+        $(#[$meta])*
+        $vis enum $Type { $($(#[$doc])* $Variant,)* }
+        $crate::named!(@all $vis $Type { $($Variant)* });
     };
     (@all $vis:vis $Type:ident { $($Variant:ident)* }) => {
         impl $Type {

@@ -22,7 +22,7 @@ use anyhow::bail;
 
 use super::request::{Request, Stopped, is_cancelled, not_loaded};
 use super::traced_process::TracedProcess;
-use crate::private_folder::{PrivateFolder, TemporaryFolder};
+use crate::private_folder::{ATTACH_PREFIX, PrivateFolder, TemporaryFolder};
 
 /// How long the main thread may take to run the script.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -98,12 +98,11 @@ pub(super) fn load(
     }
 }
 
-/// The folder with the script and an empty result. It is beside the library, which the process reads too.
+/// The folder with the script. It is beside the library, which the process reads too.
 fn prepare(process: &TracedProcess, request: Request<'_>) -> Option<TemporaryFolder> {
     let (beside, temporary) = (Path::new(OsStr::from_bytes(request.library)).parent()?, std::env::temp_dir());
-    let folder = PrivateFolder::temporary_in(&[beside, &temporary], "memtrace-attach").ok()?;
+    let folder = PrivateFolder::temporary_in(&[beside, &temporary], ATTACH_PREFIX).ok()?;
     let source = source(request, process.loader_locks.addresses(), &folder.path().join(RESULT))?;
-    folder.replace(RESULT, b"").ok()?;
     folder.replace(SCRIPT, source.as_bytes()).ok()?;
     folder.is_visible(process.pid).then_some(folder)
 }

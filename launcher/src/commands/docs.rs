@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use anyhow::bail;
 
+use super::similar_names::did_you_mean;
 use crate::cli;
 use crate::message::WithHelp;
 use crate::output::Printed;
@@ -15,10 +16,6 @@ include!(concat!(env!("OUT_DIR"), "/pages.rs"));
 const INDEX: &str = "README";
 /// The heading of the index below which the pages are not for users, and not in the binary.
 const FOR_DEVELOPERS: &str = "For developers";
-/// The typing errors that a name may have to be suggested.
-const TYPING_ERRORS: usize = 3;
-/// The most names that an error suggests.
-const SUGGESTED: usize = 3;
 
 /// A page, as the index lists it.
 #[derive(Debug, PartialEq)]
@@ -91,23 +88,18 @@ fn find(given: &str) -> anyhow::Result<&'static str> {
         return Ok(INDEX);
     }
     let pages: Vec<&'static str> = listed().iter().map(|page| page.name).collect();
-    let last = |name: &'static str| name.rsplit('/').next().unwrap_or(name);
     let found =
         pages.iter().find(|name| **name == requested).or_else(|| pages.iter().find(|name| last(name) == requested));
     if let Some(name) = found {
         return Ok(name);
     }
-    let distance =
-        |name: &'static str| strsim::osa_distance(last(name), requested.rsplit('/').next().unwrap_or(&requested));
-    let mut close: Vec<&'static str> = pages
-        .into_iter()
-        .filter(|name| (requested.len() > 2 && name.contains(&*requested)) || distance(name) <= TYPING_ERRORS)
-        .collect();
-    close.sort_by_key(|name| distance(name));
-    close.truncate(SUGGESTED);
-    let all = "memtrace docs lists all pages";
-    let help = if close.is_empty() { all.to_owned() } else { format!("did you mean {}? {all}", close.join(" or ")) };
+    let help = did_you_mean(&requested, pages.into_iter(), last, "memtrace docs lists all pages");
     bail!(WithHelp::new(format!("there is no page {given}"), help))
+}
+
+/// The name of a page without its folder.
+fn last(name: &str) -> &str {
+    name.rsplit('/').next().unwrap_or(name)
 }
 
 #[cfg(test)]

@@ -9,16 +9,13 @@ use memtrace_analysis::rules::{Framework, RuleId};
 use memtrace_analysis::suggestions::suggestion_rules;
 
 use super::docs::text_of;
+use super::similar_names::did_you_mean;
 use crate::cli;
 use crate::message::WithHelp;
 use crate::output::{self, Printed};
 
 /// The page that has a section for each rule.
 const PAGE: &str = "reference/diagnostics";
-/// The typing errors that a name may have to be suggested.
-const TYPING_ERRORS: usize = 3;
-/// The most names that an error suggests.
-const SUGGESTED: usize = 3;
 /// The placeholders of code, and what they show without a run.
 const WITHOUT_RUN: [(&str, &str); 8] = [
     ("{classes}", "\"Block\""),
@@ -89,16 +86,8 @@ fn find(given: &str) -> anyhow::Result<Rule> {
     if let Some(at) = all.iter().position(|rule| rule.id.as_str() == requested) {
         return Ok(all.swap_remove(at));
     }
-    let distance = |name: &str| strsim::osa_distance(name, &requested);
-    let mut close: Vec<&str> = all
-        .iter()
-        .map(|rule| rule.id.as_str())
-        .filter(|name| (requested.len() > 2 && name.contains(&*requested)) || distance(name) <= TYPING_ERRORS)
-        .collect();
-    close.sort_by_key(|name| distance(name));
-    close.truncate(SUGGESTED);
-    let all = "memtrace explain lists all rules";
-    let help = if close.is_empty() { all.to_owned() } else { format!("did you mean {}? {all}", close.join(" or ")) };
+    let names = all.iter().map(|rule| rule.id.as_str());
+    let help = did_you_mean(&requested, names, |name| name, "memtrace explain lists all rules");
     bail!(WithHelp::new(format!("there is no rule {given}"), help))
 }
 

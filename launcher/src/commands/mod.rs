@@ -23,6 +23,7 @@ pub(crate) mod report;
 pub(crate) mod run;
 mod selection;
 mod serve;
+mod similar_names;
 pub(crate) mod snapshot;
 pub(crate) mod suspend;
 

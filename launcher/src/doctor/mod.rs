@@ -39,7 +39,7 @@ use crate::cli::Doctor;
 use crate::host;
 use crate::inherited::InheritedState;
 use crate::message::WithHelp;
-use crate::private_folder::PrivateFolder;
+use crate::private_folder::{DOCTOR_PREFIX, PrivateFolder};
 
 /// Checks the machine and, if one is given, the command. Must be called while this process has one thread.
 ///
@@ -47,7 +47,7 @@ use crate::private_folder::PrivateFolder;
 pub(crate) fn run_checks(options: &Doctor) -> anyhow::Result<DoctorReport> {
     // This forks a child, so it must come before the first thread.
     let (gpu, gpus) = gpus::gpus();
-    let scratch = PrivateFolder::temporary("memtrace-doctor").with_context(|| {
+    let scratch = PrivateFolder::temporary(DOCTOR_PREFIX).with_context(|| {
         WithHelp::new("cannot create a temporary folder", "set TMPDIR to a folder that you can write to")
     })?;
     let state = InheritedState::capture_and_adjust();

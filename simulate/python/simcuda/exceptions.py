@@ -42,12 +42,12 @@ def line_of_program():
 
 
 def line_of_read():
-    """The line that is being executed, and the line outside of PyTorch that it is executed for. The first one is PyTorch's own in an
-    optimizer or a solver, for example, where one line of the program reads many values."""
+    """The line that is being executed, which can be PyTorch's own, as (file, line), or None. One line of the program reads many values
+    in an optimizer or a solver, for example."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(OWN[1]):
         frame = frame.f_back
-    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno, line_of_program())
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
 def note_read():

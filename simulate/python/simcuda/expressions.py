@@ -16,7 +16,7 @@ import os
 
 import torch
 
-from .values import CPU, address_of, geometry_of, reference_to
+from .values import CPU, address_of, at_address, geometry_of, reference_to, span_of
 
 # The largest cost of an expression, in elements that its operators read and write, and in products of matrices. A processor computes it
 # in about a second.
@@ -66,7 +66,7 @@ class Memory(Expression):
     """The content of the memory of a tensor on a device, as long as the tensor lives."""
 
     def __init__(self, tensor, note):
-        self.tensor = (tensor.data_ptr(), tensor.dtype, geometry_of(tensor), tensor.element_size())
+        self.tensor = (tensor.data_ptr(), tensor.dtype, geometry_of(tensor))
         self.references = [reference_to(tensor)] if note is None else note.references
         self.is_assumed = note is not None and note.is_assumed
 
@@ -75,16 +75,14 @@ class Memory(Expression):
         """The content of the memory of the tensor that was noted, of which this tensor is a part."""
         memory = cls(tensor, note)
         address = address_of(tensor) + note.geometry[0] * tensor.element_size()
-        memory.tensor = (address, tensor.dtype, note.geometry, tensor.element_size())
+        memory.tensor = (address, tensor.dtype, note.geometry)
         return memory
 
     def evaluate(self, memo):
         if all(one.expired() for one in self.references):
             raise Unavailable
-        address, dtype, (_, shape, stride), size = self.tensor
-        last = sum((one - 1) * step for one, step in zip(shape, stride))
-        memory = torch._C._construct_storage_from_data_pointer(address, CPU, (last + 1) * size)
-        return torch.empty(0, dtype=dtype, device=CPU).set_(memory, 0, shape, stride).clone()
+        address, dtype, (_, shape, stride) = self.tensor
+        return at_address(address, dtype, shape, stride).clone()
 
 
 class Values(Expression):
@@ -130,6 +128,14 @@ class Guess(Expression):
         return ~chosen if self.is_opposite else chosen
 
 
+def in_storage(value, geometry):
+    """A flat host tensor with the elements of a value where a tensor with this geometry has them, from its first one on."""
+    _, shape, stride = geometry
+    flat = torch.empty(span_of(shape, stride), dtype=value.dtype, device=CPU)
+    flat.as_strided(shape, stride).copy_(value)
+    return flat
+
+
 class View(Expression):
     """Elements of another expression, whose tensor had the first geometry, in the order of the second one."""
 
@@ -139,16 +145,12 @@ class View(Expression):
         self.is_assumed = base.is_assumed
 
     def evaluate(self, memo):
-        offset, shape, stride = self.geometry
-        own_offset, own_shape, own_stride = self.own
-        value = self.base.value(memo)
-        last = sum((size - 1) * step for size, step in zip(shape, stride)) + 1
-        first = own_offset - offset
-        if first < 0 or first + sum((size - 1) * step for size, step in zip(own_shape, own_stride)) >= last:
+        offset, shape, stride = self.own
+        flat = in_storage(self.base.value(memo), self.geometry)
+        first = offset - self.geometry[0]
+        if first < 0 or first + span_of(shape, stride) > len(flat):
             raise Unavailable
-        flat = torch.empty(last, dtype=value.dtype, device=CPU)
-        flat.as_strided(shape, stride).copy_(value)
-        return flat.as_strided(own_shape, own_stride, first)
+        return flat.as_strided(shape, stride, first)
 
 
 class Update(Expression):
@@ -163,10 +165,7 @@ class Update(Expression):
     def evaluate(self, memo):
         offset, shape, stride = self.geometry
         part_offset, part_shape, part_stride = self.part_geometry
-        value = self.base.value(memo)
-        last = sum((size - 1) * step for size, step in zip(shape, stride)) + 1
-        flat = torch.empty(last, dtype=value.dtype, device=CPU)
-        flat.as_strided(shape, stride).copy_(value)
+        flat = in_storage(self.base.value(memo), self.geometry)
         flat.as_strided(part_shape, part_stride, part_offset - offset).copy_(self.part.value(memo))
         return flat.as_strided(shape, stride)
 

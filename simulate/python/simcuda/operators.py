@@ -198,9 +198,9 @@ def as_expression(tensor):
     note = notes.find(tensor)
     if note is not None and note.expression is not None:
         return of_view(note, tensor)
-    if tensor.numel() and span_of(tensor) <= MAX_NUMBERS:
+    if tensor.numel() and span_of(tensor.shape, tensor.stride()) <= MAX_NUMBERS:
         own = on_host(tensor)
-        copy = own.as_strided((span_of(tensor), ), (1, )).clone().as_strided(tensor.shape, tensor.stride())
+        copy = own.as_strided((span_of(tensor.shape, tensor.stride()), ), (1, )).clone().as_strided(tensor.shape, tensor.stride())
         return Values(copy, note is not None and note.is_assumed)
     return Memory(tensor, note)
 
@@ -630,7 +630,7 @@ def converted(expression, destination):
     return Operator(call, 0, destination.shape)
 
 
-# How often each line of the program read an assumed number, and how often each line of any file did for it (`exceptions.line_of_read`).
+# How often each line of the program read an assumed number, and how often each line of any file (`exceptions.line_of_read`) did for it.
 reads = {}
 reads_of_lines = {}
 
@@ -641,10 +641,11 @@ def assumed_answer(note):
     Losses and errors fall. So loops that wait for them end, and a program that compares two of them finds a difference.
     """
     if note is None or note.factor is None:
-        line, exact_line = exceptions.line_of_program(), exceptions.line_of_read()
+        line = exceptions.line_of_program()
         # Of one line of the program, no two numbers are equal.
         count = reads[line] = reads.get(line, -1) + 1
-        repeated = reads_of_lines[exact_line] = reads_of_lines.get(exact_line, -1) + 1
+        read = (line, exceptions.line_of_read())
+        repeated = reads_of_lines[read] = reads_of_lines.get(read, -1) + 1
         factor = 1 / (1 + 0.01 * count) * 0.5**min(max(repeated - MAX_ANSWERS, 0), 60)
         if note is None:
             return factor
@@ -652,7 +653,7 @@ def assumed_answer(note):
     return note.factor
 
 
-# By line (`exceptions.line_of_read`): the last answer to a comparison of assumed numbers, and how often in a row it was given.
+# By line of the program, and the line that read it: the last answer to a comparison of assumed numbers, and how often in a row it was given.
 answers = {}
 # The number of equal answers after which a line gets the other one once.
 MAX_ANSWERS = 100
@@ -666,10 +667,10 @@ def is_check(file, line):
 
 def assumed_truth(value):
     """The answer to a comparison of assumed numbers that a branch asks for. A loop that waits for the other answer ends."""
-    place = exceptions.line_of_program()
-    if place is None or is_check(*place):
+    line = exceptions.line_of_program()
+    if line is None or is_check(*line):
         return value
-    place = exceptions.line_of_read()
+    place = (line, exceptions.line_of_read())
     last, count = answers.get(place, (value, 0))
     count = count + 1 if last == value else 1
     if count > MAX_ANSWERS:

@@ -121,9 +121,15 @@ def address_of(tensor):
     return tensor.data_ptr() - tensor.storage_offset() * tensor.element_size()
 
 
-def span_of(tensor):
+def span_of(shape, stride):
     """The number of elements of the storage from the first to the last one of a tensor that has elements."""
-    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return 1 + sum((size - 1) * step for size, step in zip(shape, stride))
+
+
+def at_address(address, dtype, shape, stride):
+    """A host tensor over memory that has elements."""
+    memory = torch._C._construct_storage_from_data_pointer(address, CPU, span_of(shape, stride) * dtype.itemsize)
+    return torch.empty(0, dtype=dtype, device=CPU).set_(memory, 0, shape, stride)
 
 
 def is_number(tensor):
@@ -156,8 +162,7 @@ def on_host(tensor):
         return tensor
     if tensor.numel() == 0:
         return torch.empty(tensor.shape, dtype=tensor.dtype, device=CPU)
-    memory = torch._C._construct_storage_from_data_pointer(tensor.data_ptr(), CPU, span_of(tensor) * tensor.element_size())
-    return torch.empty(0, dtype=tensor.dtype, device=CPU).set_(memory, 0, tensor.shape, tensor.stride())
+    return at_address(tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
 
 
 def write(tensor, values):

@@ -2,34 +2,38 @@
 //! lightning 2.6, ultralytics 8.4, diffusers 0.42, timm 1.0, torchtitan 0.2.2 and 0.3.0, and PyTorch 2.15 (FSDP2).
 
 use memtrace_trace::file::Frame;
+use memtrace_trace::named;
 
 use super::ids::RuleId;
 
-/// A library that runs a training step, or that has the code of a model.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Framework {
-    /// A model of transformers in a training step of its `Trainer`: both of these. No frame shows it alone.
-    TransformersInTrainer,
-    /// A training step of transformers' `Trainer`.
-    TransformersTrainer,
-    /// A training step of Lightning. Manual optimization does not count: it refuses `accumulate_grad_batches`.
-    Lightning,
-    /// The training loop of ultralytics.
-    Ultralytics,
-    /// A model of transformers.
-    Transformers,
-    /// A model of diffusers.
-    Diffusers,
-    /// The autoencoder of a pipeline of diffusers, which makes images of latents.
-    DiffusersDecoder,
-    /// A model of timm.
-    Timm,
-    /// A training step of torchtitan up to 0.2, which takes options and TOML files.
-    TorchtitanOptions,
-    /// A training step of torchtitan from 0.3 on, whose configuration is a Python function.
-    TorchtitanConfig,
-    /// `fully_shard` of PyTorch (FSDP2). Its code runs before and after the modules that it shards, not around them.
-    Fsdp2,
+named! {
+    /// A library that runs a training step, or that has the code of a model.
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+    pub enum Framework {
+        /// A model of transformers in a training step of its `Trainer`: both of these. No frame shows it alone.
+        TransformersInTrainer,
+        /// A training step of transformers' `Trainer`.
+        TransformersTrainer,
+        /// A training step of Lightning. Manual optimization does not count: it refuses `accumulate_grad_batches`.
+        Lightning,
+        /// The training loop of ultralytics.
+        Ultralytics,
+        /// A model of transformers.
+        Transformers,
+        /// A model of diffusers.
+        Diffusers,
+        /// The autoencoder of a pipeline of diffusers, which makes images of latents.
+        DiffusersDecoder,
+        /// A model of timm.
+        Timm,
+        /// A training step of torchtitan up to 0.2, which takes options and TOML files.
+        TorchtitanOptions,
+        /// A training step of torchtitan from 0.3 on, whose configuration is a Python function.
+        TorchtitanConfig,
+        /// `fully_shard` of PyTorch (FSDP2). Its code runs before and after the modules that it shards, not around
+        /// them.
+        Fsdp2,
+    }
 }
 
 use Framework::{
@@ -53,21 +57,6 @@ const CODE: &[(&str, &str, Framework)] = &[
 ];
 
 impl Framework {
-    /// All frameworks.
-    pub const ALL: [Framework; 11] = [
-        TransformersInTrainer,
-        TransformersTrainer,
-        Lightning,
-        Ultralytics,
-        Transformers,
-        Diffusers,
-        DiffusersDecoder,
-        Timm,
-        TorchtitanOptions,
-        TorchtitanConfig,
-        Fsdp2,
-    ];
-
     /// Whether the framework's own code is in the stacks of the activations that it is about.
     pub fn is_around_modules(self) -> bool {
         self != Fsdp2
