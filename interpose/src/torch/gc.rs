@@ -200,7 +200,15 @@ fn is_collecting_here(address: usize) -> bool {
 fn find_state(guard: &mut Guard) {
     let Some(python) = guard.process().python().filter(|python| python.verified() == Ok(true)) else { return };
     let (_, minor) = python.version();
-    let address = locate(minor, &original::global_address);
+    let address = if python.is_free_threaded() {
+        // Other threads run while the collector frees, so the first one that frees need not be the one that collects.
+        Err(
+            "free-threaded CPython does not publish which thread collects: blocks that the garbage collector frees are \
+             not marked",
+        )
+    } else {
+        locate(minor, &original::global_address)
+    };
     let (status, text) = match address {
         Ok(_) => (NoticeStatus::Works, "garbage collector state verified: blocks that it frees are marked"),
         Err(reason) => (NoticeStatus::Off, reason),

@@ -2,6 +2,7 @@
 
 mod contexts;
 mod device_memory;
+mod headers;
 mod host;
 mod ipc;
 mod ledger;

@@ -75,6 +75,8 @@ mod exhaustive {
         assert!(definitions.nn_calls.values().any(|call| &*call.class == "Linear"), "{:?}", definitions.nn_calls);
         let notice = definitions.notices.iter().find(|notice| &*notice.topic == FREE_THREADED_TOPIC).expect("a notice");
         assert!(definitions.tensor_names.is_empty(), "{:?}", definitions.tensor_names);
+        let collector = definitions.notices.iter().find(|notice| &*notice.topic == "python.gc").expect("a notice");
+        assert!(collector.text.starts_with("free-threaded CPython does not publish"), "{}", collector.text);
         let report = Command::new(memtrace()).arg("report").arg(run.path()).output().unwrap();
         let report = String::from_utf8(report.stdout).unwrap();
         let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
