@@ -36,8 +36,8 @@ pub use memtrace_report::{
 pub use memtrace_rewrite as rewrite;
 pub use memtrace_summary::{
     CheckOptions, CheckReport, DiffOptions, DiffReport, FoundRun, JobOptions, JobReport, LinesOptions, LinesReport,
-    Progress, Replaying, Summary, SummaryOptions, Tolerance, check, diff, find_runs, is_run_folder, job_report, lines,
-    rank_rows, rank_rows_of_run, summarize, summarize_with,
+    Progress, Replaying, Summary, SummaryOptions, Tolerance, check, diff, find_runs, host_kill, is_run_folder,
+    job_report, lines, rank_rows, rank_rows_of_run, summarize, summarize_with,
 };
 
 /// The results of an analysis, and their texts.

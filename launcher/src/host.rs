@@ -4,8 +4,9 @@ use std::path::Path;
 
 use memtrace_analysis::load::Machine;
 use memtrace_trace::clock;
-use procfs_core::{FromRead, ProcessCGroups};
 use rustix::time::ClockId;
+
+use crate::control_group::ControlGroup;
 
 /// This machine. Facts that cannot be read are empty or 0.
 pub(crate) fn machine() -> Machine {
@@ -25,33 +26,10 @@ pub(crate) fn total_memory() -> u64 {
     system.totalram.saturating_mul(system.mem_unit.into())
 }
 
-/// The tightest memory limit and its current usage, in bytes, over this process's control group and all parents. Reads
-/// cgroup versions 1 and 2.
+/// The tightest memory limit and its current usage, in bytes, over this process's control group and all parents.
 pub(crate) fn group_memory() -> Option<(u64, u64)> {
-    let groups = ProcessCGroups::from_file("/proc/self/cgroup").ok()?;
-    let number = |path: &Path| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
-    let mut tightest: Option<(u64, u64)> = None;
-    for group in groups {
-        let (root, limit, usage) = if group.controllers.is_empty() {
-            ("/sys/fs/cgroup", "memory.max", "memory.current")
-        } else if group.controllers.iter().any(|controller| controller == "memory") {
-            ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes")
-        } else {
-            continue;
-        };
-        let root = Path::new(root);
-        let own = root.join(group.pathname.trim_start_matches('/'));
-        // In a container the group's own path is not mounted, and its limit is at the root.
-        for folder in own.ancestors().take_while(|f| f.starts_with(root)) {
-            // Version 1 encodes "no limit" as a number near 2^63.
-            let Some(limit) = number(&folder.join(limit)).filter(|l| *l < 1 << 60) else { continue };
-            let used = number(&folder.join(usage)).unwrap_or(0);
-            if tightest.is_none_or(|(l, u)| limit.saturating_sub(used) < l.saturating_sub(u)) {
-                tightest = Some((limit, used));
-            }
-        }
-    }
-    tightest
+    let group = ControlGroup::of(Path::new("/proc/self"))?;
+    Some((group.limit, group.used().unwrap_or(0)))
 }
 
 /// The machine's host name, or an empty string when it cannot be read.

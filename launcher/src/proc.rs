@@ -65,6 +65,12 @@ impl ProcessDir {
         Some(String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned())
     }
 
+    /// The kernel's name of the process. `None` when it is gone.
+    pub(crate) fn name(&self) -> Option<String> {
+        let name = self.read("comm", 64)?;
+        Some(String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned())
+    }
+
     /// The kernel's names of all threads. Empty without permission.
     pub(crate) fn thread_names(&self) -> Vec<String> {
         let threads = std::fs::read_dir(self.path.join("task")).into_iter().flatten().flatten();

@@ -21,6 +21,7 @@ mod diff_text;
 mod finish;
 mod fit;
 mod holders;
+mod host;
 mod html;
 mod job_html;
 mod job_text;

@@ -30,6 +30,8 @@ pub struct Section {
 const CHANGE_LABEL_WIDTH: usize = 12;
 /// The section about the run as a whole, not about a device.
 const XLA: &str = "xla";
+/// The section about main memory, of all processes together.
+const HOST: &str = "host";
 /// The maximum number of allocations listed.
 const LARGEST: usize = 12;
 /// The maximum number of allocations listed that block segments.
@@ -125,6 +127,12 @@ pub static SECTIONS: &[Section] = &[
         add: |_, _| {},
     },
     Section {
+        name: HOST,
+        title: "Main memory",
+        description: "main memory of the host: the peak, its limit, each process, shared and pinned memory",
+        add: |_, _| {},
+    },
+    Section {
         name: "try",
         title: "What to try",
         description: "changes that lower the peak, cheapest first: the code of each, and what it costs",
@@ -156,6 +164,10 @@ pub fn section_text(summary: &Summary, section: &Section, options: &TextOptions)
     if section.name == XLA {
         report.blank();
         report.xla_section(summary);
+        return report.text();
+    }
+    if section.name == HOST {
+        report.host_section(summary);
         return report.text();
     }
     for process in &summary.processes {

@@ -48,6 +48,7 @@ impl ToText for Summary {
         }
         report.launch_issues(self.launch.as_ref(), ISSUES);
         report.xla(self);
+        report.host(self);
         report.foot(self);
         report.text()
     }

@@ -19,6 +19,7 @@ use crate::device_memory::{DeviceInputs, DeviceMemorySummary, device_breakdown, 
 use crate::diff::DiffOptions;
 use crate::explain::{explain, explain_part};
 use crate::holders::Holders;
+use crate::host_memory::{HostKill, HostMemorySummary};
 use crate::kv_caches::kv_caches_by_model;
 use crate::outside_allocation::OutsideAllocation;
 use crate::owners::{by_owner, owner_name};
@@ -209,10 +210,11 @@ pub fn summarize_with(
         .chain(pool_problems)
         .collect();
     let directory = run.processes().iter().find_map(Process::directory);
+    let host = HostMemorySummary::of(run, &processes, options.is_recording);
     let not_recorded = manifest.not_recorded().into_iter();
     let mut summary = Summary {
         version: SUMMARY_VERSION.to_owned(),
-        run: run_summary(run, &processes, options.is_recording),
+        run: run_summary(run, &processes, host.as_ref().and_then(|host| host.kill.as_ref()), options.is_recording),
         verdict: VerdictSummary::default(),
         processes,
         launch,
@@ -224,13 +226,14 @@ pub fn summarize_with(
         gaps: Vec::new(),
         files: Vec::new(),
         xla: dump.as_ref().map(|dump| xla_summary(dump, directory)),
+        host,
     };
     summary.conclude();
     Ok(summary)
 }
 
 /// The summary of the command. `is_recording` is true if the recording goes on.
-fn run_summary(run: &Run, processes: &[ProcessSummary], is_recording: bool) -> RunSummary {
+fn run_summary(run: &Run, processes: &[ProcessSummary], kill: Option<&HostKill>, is_recording: bool) -> RunSummary {
     let manifest = run.manifest();
     let command = match (&manifest.command[..], run.processes()) {
         ([], [only]) => only.info().argv.clone(),
@@ -251,7 +254,7 @@ fn run_summary(run: &Run, processes: &[ProcessSummary], is_recording: bool) -> R
         memtrace_version: (!manifest.memtrace.is_empty()).then(|| manifest.memtrace.clone()),
         command,
         exit,
-        outcome: outcome(exit, processes, is_recording),
+        outcome: outcome(exit, processes, kill, is_recording),
         started_ns,
         duration_ns: started_ns.zip(ended_ns).map(|(start, end)| end.saturating_sub(start)),
         events: processes.iter().map(|p| p.events).sum(),
@@ -351,7 +354,7 @@ fn severity(process: &ProcessSummary) -> (bool, u64) {
 /// Why a recording ended whose process goes on without memtrace.
 const DETACHED: &str = "detached";
 
-fn outcome(exit: Exit, processes: &[ProcessSummary], is_recording: bool) -> String {
+fn outcome(exit: Exit, processes: &[ProcessSummary], kill: Option<&HostKill>, is_recording: bool) -> String {
     // As far as the recording shows, an error ended the process if the process did nothing after it.
     let first_oom = processes
         .iter()
@@ -359,7 +362,10 @@ fn outcome(exit: Exit, processes: &[ProcessSummary], is_recording: bool) -> Stri
         .filter(|(_, _, oom)| oom.fatal != Some(false))
         // The first error across processes counts. Later errors are often a consequence of it.
         .min_by_key(|(_, _, oom)| (oom.fatal.is_none(), oom.in_use.time_ns));
-    let end = exit.text().unwrap_or_else(|| unknown_end(processes, is_recording));
+    // A command can go on or end in another way after the kernel has killed one of its processes.
+    let kill = kill.filter(|_| exit.success() != Some(true));
+    let end = kill.map(|kill| kill.outcome.clone()).or_else(|| exit.text());
+    let end = end.unwrap_or_else(|| unknown_end(processes, is_recording));
     let Some((process, device, oom)) = first_oom else { return end };
     let when = when_refused(device, oom);
     match (process.rank, exit.success()) {

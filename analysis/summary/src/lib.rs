@@ -31,6 +31,7 @@ mod explain;
 mod framework_settings;
 mod gaps;
 mod holders;
+mod host_memory;
 mod issue_summary;
 mod job;
 mod json_text;
@@ -87,6 +88,7 @@ pub use diff::{
     DiffResult, DiffRun, LineChange, ModuleChange, PhaseChange, ServerPartChange, StackChange, StageChange,
     UnpairedDevice,
 };
+pub use host_memory::{HostGrowth, HostKill, HostMemoryState, HostMemorySummary, HostProcessMemory, host_kill};
 pub use job::{
     FoundRun, HostClock, JOB_VERSION, JobOptions, JobOrRuns, JobReport, JobRun, ListedRun, RunList, RunOrigin,
     find_runs, is_run_folder, job_or_runs, job_report, rank_rows, rank_rows_of_run,

@@ -15,6 +15,7 @@ use crate::colocated::ColocationSummary;
 use crate::conclusions::{AllocatorAdvice, OutsidePytorch, RecordingGap, VerdictSummary};
 use crate::cuda_graphs::CudaGraphsSummary;
 use crate::device_memory::{DeviceBreakdown, DeviceMemorySummary};
+use crate::host_memory::HostMemorySummary;
 pub use crate::issue_summary::{HolderSummary, IssueSummary, OomForecastSummary};
 use crate::json_text::json_text;
 use crate::launch::LaunchSummary;
@@ -37,7 +38,7 @@ pub use memtrace_insight::{FrameSummary, StackSummary};
 use memtrace_trace::named;
 
 /// The version of the structure: major.minor.
-pub const SUMMARY_VERSION: &str = "2.14";
+pub const SUMMARY_VERSION: &str = "2.15";
 
 /// The report of a run. A field whose name ends in `_bytes` is in bytes. A field whose name ends in `_ns` is in
 /// nanoseconds; points in time count from the Unix epoch.
@@ -75,6 +76,9 @@ pub struct Summary {
     /// The programs that XLA compiled, as it described them. Absent unless the run was recorded with `--xla-dump`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub xla: Option<XlaSummary>,
+    /// The main memory of the run's processes, in samples of the launcher. Absent in a dry run, and without samples.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<HostMemorySummary>,
 }
 
 /// Something that is not in the recording.

@@ -94,6 +94,7 @@ impl VerdictSummary {
                     capitalized(&summary.run.outcome)
                 );
                 self.state(end_mark(summary), &text);
+                self.host_kill(summary);
             }
         }
         // A process that refused to start has less memory than those that prevented it.
@@ -205,6 +206,7 @@ impl VerdictSummary {
             owner(device, name)
         );
         self.state(mark, &format!("{text}."));
+        self.host_kill(summary);
         self.below_if(&server.unwrap_or_default());
         let colocation = device.colocation.as_ref().and_then(ColocationSummary::verdict);
         self.below_if(&colocation.unwrap_or_default());
@@ -213,6 +215,12 @@ impl VerdictSummary {
             self.below("No leaks or misuse found.");
         }
         self.below_if(&issues);
+    }
+
+    /// Adds who had the main memory when the kernel killed a process.
+    fn host_kill(&mut self, summary: &Summary) {
+        let kill = summary.host.as_ref().and_then(|host| host.kill.as_ref());
+        self.below_if(kill.map_or("", |kill| &kill.text));
     }
 
     fn below_if(&mut self, text: &str) {

@@ -21,6 +21,7 @@ use crate::drain::drain_loop::Drain;
 use crate::drain::{Outcome, Recorded};
 use crate::end_summary::{self, SummaryOptions};
 use crate::folder::{CHOOSE_ANOTHER, Place};
+use crate::host_samples::HostSampler;
 use crate::manifest::{Problem, RunManifest};
 use crate::message::{self, WithHelp};
 use crate::proc::ProcessDir;
@@ -83,6 +84,7 @@ fn record(
     manifest.set_attached(AttachedRun { ran_ns, stopped_ns: stopped.stopped_ns, loading_ns: stopped.loading_ns });
     wait_for_state(&drain, &signals, &ended);
     let sampler = if options.recording.no_device_usage { None } else { Sampler::start(Arc::clone(folder)) };
+    let host_sampler = HostSampler::start(Arc::clone(folder), pid);
     let began = Instant::now();
     if !options.summary.quiet {
         let milliseconds = |ns: u64| ns as f64 / 1e6;
@@ -104,6 +106,7 @@ fn record(
     }
     wait(&signals, &ended, options.duration.map(|duration| began + duration));
     sampler.into_iter().for_each(Sampler::finish);
+    host_sampler.into_iter().for_each(HostSampler::finish);
     let outcome = drain.finish().unwrap_or_else(|error| {
         message::report(&error);
         Outcome::default()

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
-use memtrace_analysis::RunFolder;
-use memtrace_analysis::load::unrecorded;
+use memtrace_analysis::load::{Exit, unrecorded};
+use memtrace_analysis::{RunFolder, host_kill};
 use memtrace_trace::unrecorded::Unrecorded;
 
 use super::library_options;
@@ -16,6 +16,7 @@ use crate::drain::Outcome;
 use crate::drain::drain_loop::Drain;
 use crate::end_summary::{self, SummaryOptions, USE_DRY_RUN};
 use crate::folder::{CHOOSE_ANOTHER, Place};
+use crate::host_samples::HostSampler;
 use crate::inherited::InheritedState;
 use crate::kernel_parent::ParentWatch;
 use crate::manifest::{Problem, RunManifest};
@@ -155,6 +156,9 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
         }
     };
     manifest.set_started(child.pid() as u32);
+    // The main memory that a program takes over the simulated CUDA is not that on a machine with a GPU.
+    let host_sampler =
+        if simulation.is_none() { HostSampler::start(Arc::clone(&folder), child.pid() as u32) } else { None };
     let parent = ParentWatch::start();
     let ready = ReadyWatch {
         asks_health: simulation.is_some_and(|simulation| simulation.until_ready),
@@ -176,6 +180,7 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     }
     drop((probe, parent));
     sampler.into_iter().for_each(Sampler::finish);
+    host_sampler.into_iter().for_each(HostSampler::finish);
     push.into_iter().for_each(Push::finish);
     categories.into_iter().for_each(CategoryReader::finish);
     let outcome = drain.finish();
@@ -219,6 +224,9 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
         let command: String = command.join(" ").chars().take(MAX_COMMAND).collect();
         let reason = manifest.reason_for_nothing();
         message::status(&format!("{command}    {}    nothing recorded: {reason}", summary.ending));
+        if let Some(kill) = host_kill(&folder, Exit::from_wait_status(status)) {
+            message::warning(&format!("{}. {}", kill.outcome, kill.text));
+        }
         manifest.notes_for_nothing().iter().for_each(Problem::print);
         // A command that fails before it uses CUDA, for example over a missing file, has another problem.
         if is_simulation_unused && !has_failed {

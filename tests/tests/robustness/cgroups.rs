@@ -63,6 +63,17 @@ fn the_oom_killer_takes_the_program_and_spares_the_launcher() {
     for name in ["summary.txt", "summary.json"] {
         assert!(scenario.run().join(name).exists(), "the analysis found memory: {name}");
     }
+    // The report says who ended the program, and who had the memory.
+    let summary = std::fs::read(scenario.run().join("summary.json")).expect("a summary");
+    let summary: serde_json::Value = serde_json::from_slice(&summary).expect("JSON");
+    let host = &summary["host"];
+    assert_eq!((&host["limit"], &host["limit_bytes"]), (&"control_group".into(), &(256u64 << 20).into()), "{host}");
+    assert_eq!(host["kill"]["is_certain"], true, "{host}");
+    assert_eq!(summary["run"]["outcome"], "killed by the kernel: main memory was full");
+    let text = std::fs::read_to_string(scenario.run().join("summary.txt")).expect("a report");
+    assert!(text.contains("Killed by the kernel: main memory was full"), "{text}");
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words.contains("of 256 MiB (the control group's limit); most: eat ("), "{text}");
     scenario.assert_nothing_is_left();
 }
 

@@ -518,6 +518,70 @@ export interface HostClock {
   lowest_ns: number;
 }
 
+export interface HostGrowth {
+  bytes_per_hour: number;
+  bytes_per_step?: number;
+  limit_in_ns?: number;
+  text: string;
+}
+
+export interface HostKill {
+  is_certain: boolean;
+  outcome: string;
+  text: string;
+}
+
+export type HostLimitKind = 'machine' | 'control_group';
+
+export interface HostMemoryState {
+  anonymous_bytes: number;
+  available_bytes: number;
+  bytes: number;
+  file_bytes: number;
+  group_bytes?: number;
+  group_cache_bytes?: number;
+  shared_bytes: number;
+  time_ns: number;
+}
+
+export interface HostMemorySummary {
+  end: HostMemoryState;
+  group_peak_bytes?: number;
+  growth?: HostGrowth;
+  history: HostMemoryState[];
+  kill?: HostKill;
+  left_out: number;
+  limit: HostLimitKind;
+  limit_bytes: number;
+  longest_gap_ns?: number;
+  peak: HostMemoryState;
+  pinned_bytes: number;
+  processes: HostProcessMemory[];
+  samples: number;
+  shared_files: HostSharedFile[];
+  shm_bytes: number;
+  shm_peak_bytes: number;
+  text: string;
+  unlisted_processes: number;
+}
+
+export interface HostProcessMemory {
+  anonymous_bytes: number;
+  bytes: number;
+  file_bytes: number;
+  highest_bytes: number;
+  name: string;
+  pid: number;
+  shared_bytes: number;
+}
+
+export interface HostSharedFile {
+  bytes: number;
+  files: number;
+  name: string;
+  processes: number;
+}
+
 export interface ImbalanceSummary {
   best_rank: number;
   difference_bytes: number;
@@ -1508,6 +1572,7 @@ export interface SuggestionSummary {
 export interface Summary {
   files: string[];
   gaps: RecordingGap[];
+  host?: HostMemorySummary;
   launch?: LaunchSummary;
   losses: Record<string, number>;
   native_objects: NativeObjectSummary[];

@@ -17,6 +17,7 @@ import { remarks } from '../views/details/remarks';
 import { reserved } from '../views/details/reserved';
 import * as tables from '../views/details/tables';
 import { deviceMemory } from '../views/device_memory';
+import { hostMemory } from '../views/host_memory';
 import * as explain from '../views/explain';
 import * as graphs from '../views/graphs';
 import { fillNav, header, type Part } from '../views/header';
@@ -81,6 +82,7 @@ const PARTS: Part[] = [
   ['holders', 'Holders'],
   ['pools', 'Pools'],
   ['device', 'Device'],
+  ['host', 'Host'],
   ['xla', 'XLA'],
   ['ranges', 'Ranges'],
   ['functions', 'Functions'],
@@ -219,6 +221,7 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
         pools(entry.summary),
       ]),
       deviceMemory(entry.summary),
+      hostMemory(summary),
       graphs.cudaGraphs(entry.summary),
       tables.namedRanges(entry.summary, entry.device, name => {
         if (state.now.division === 'rank') state.set({ division: 'category' });

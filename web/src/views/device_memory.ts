@@ -12,6 +12,7 @@ import type {
 } from '../data/schema';
 import { el } from '../dom';
 import * as format from '../format';
+import { chartLine, shape } from './chart';
 import { bytes } from './figures';
 import { swatch } from './swatch';
 
@@ -177,21 +178,4 @@ function overTime(memory: DeviceMemorySummary): HTMLElement | null {
       STACKED.flatMap(([, shade, label]) => [swatch(shade, label), ' \u2003']),
     ),
   );
-}
-
-/** A line that keeps each value until the next point. */
-function chartLine(x: number[], y: number[]): string[] {
-  return x.flatMap((at, i) => {
-    const value = (y[i] ?? 0).toFixed(2);
-    const before = y[i - 1];
-    return before === undefined
-      ? [`${at.toFixed(2)} ${value}`]
-      : [`${at.toFixed(2)} ${before.toFixed(2)}`, `${at.toFixed(2)} ${value}`];
-  });
-}
-
-function shape(name: 'svg' | 'path', attributes: Record<string, string>): SVGElement {
-  const element = document.createElementNS('http://www.w3.org/2000/svg', name);
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-  return element;
 }

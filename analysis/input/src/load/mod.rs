@@ -1,6 +1,7 @@
 //! Turns paths into streams of events: run folders, their manifests, and the recordings of single processes.
 
 mod device_samples;
+mod host_samples;
 mod job_id;
 mod manifest;
 mod problem;
@@ -17,6 +18,10 @@ pub use crate::recording::{LostEvents, MemoryRecording, Recording};
 pub use device_samples::{
     DEVICE_SAMPLES_FILE, DEVICE_SAMPLES_VERSION, DeviceSample, DeviceSamples, DeviceSamplesLine,
     MAX_DEVICE_SAMPLES_BYTES, SampledDevice, SampledProcess,
+};
+pub use host_samples::{
+    HOST_SAMPLES_FILE, HOST_SAMPLES_VERSION, HostLimitKind, HostProcess, HostProcessName, HostSample, HostSamples,
+    HostSamplesEnd, HostSamplesLine, HostSharedFile, MAX_HOST_SAMPLES_BYTES,
 };
 pub use job_id::{JobId, JobIdSource};
 pub use manifest::{

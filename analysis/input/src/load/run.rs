@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use memtrace_trace::file::Budget;
 
 use super::device_samples::{DEVICE_SAMPLES_FILE, DeviceSamples};
+use super::host_samples::{HOST_SAMPLES_FILE, HostSamples};
 use super::manifest::{MANIFEST_FILE, Manifest, ManifestIndex};
 use super::problem::Problem;
 use super::process::Process;
@@ -32,6 +33,7 @@ pub struct Run {
     problems: Vec<Problem>,
     native: NativeCode,
     device_samples: DeviceSamples,
+    host_samples: HostSamples,
 }
 
 /// The symbols of the native code in stacks, and how complete they are.
@@ -53,12 +55,18 @@ impl Run {
             problems: Vec::new(),
             native: NativeCode::default(),
             device_samples: DeviceSamples::default(),
+            host_samples: HostSamples::default(),
         }
     }
 
     /// The same run with these samples of its devices.
     pub fn with_device_samples(self, device_samples: DeviceSamples) -> Run {
         Run { device_samples, ..self }
+    }
+
+    /// The same run with these samples of main memory.
+    pub fn with_host_samples(self, host_samples: HostSamples) -> Run {
+        Run { host_samples, ..self }
     }
 
     /// The path that was opened: a run folder, a trace or a snapshot.
@@ -84,6 +92,11 @@ impl Run {
     /// The samples of the devices' memory; empty without any.
     pub fn device_samples(&self) -> &DeviceSamples {
         &self.device_samples
+    }
+
+    /// The samples of main memory. Empty if there are none.
+    pub fn host_samples(&self) -> &HostSamples {
+        &self.host_samples
     }
 
     /// Files that could not be used.
@@ -140,8 +153,17 @@ pub fn open_run_with_progress(path: impl AsRef<Path>, progress: &mut dyn FnMut(u
     let recordings = std::slice::from_mut(&mut recording);
     let native = symbolize(folder.as_ref(), &manifest, recordings, &budget, &mut problems);
     let process = Process::new(path, Box::new(recording), &manifest);
-    let device_samples = folder.map(|folder| device_samples(&folder, &budget, &mut problems)).unwrap_or_default();
-    Ok(Run { path: path.to_owned(), manifest, processes: vec![process], problems, native, device_samples })
+    let (device_samples, host_samples) =
+        folder.map(|folder| samples(&folder, &budget, &mut problems)).unwrap_or_default();
+    Ok(Run {
+        path: path.to_owned(),
+        manifest,
+        processes: vec![process],
+        problems,
+        native,
+        device_samples,
+        host_samples,
+    })
 }
 
 /// Opens several snapshots and folders of snapshots as one run: a launch with a process for each rank. A single path
@@ -265,16 +287,24 @@ pub fn open_folder(folder: &RunFolder) -> Result<Run> {
         return Err(Error::NoReadableTrace { path: path.to_owned(), count: traces.len(), example });
     }
     processes.sort_by_key(|p| (p.rank().unwrap_or(u32::MAX), p.pid()));
-    let device_samples = device_samples(folder, &budget, &mut problems);
-    Ok(Run { path: path.to_owned(), manifest, processes, problems, native, device_samples })
+    let (device_samples, host_samples) = samples(folder, &budget, &mut problems);
+    Ok(Run { path: path.to_owned(), manifest, processes, problems, native, device_samples, host_samples })
 }
 
 /// The samples of a folder. A file that cannot be read is a problem.
-fn device_samples(folder: &RunFolder, budget: &Budget, problems: &mut Vec<Problem>) -> DeviceSamples {
-    DeviceSamples::read_within(folder, budget).unwrap_or_else(|e| {
-        problems.push(Problem { path: folder.path().join(DEVICE_SAMPLES_FILE), text: e.to_string() });
+fn samples(folder: &RunFolder, budget: &Budget, problems: &mut Vec<Problem>) -> (DeviceSamples, HostSamples) {
+    let mut problem = |file: &str, error: std::io::Error| {
+        problems.push(Problem { path: folder.path().join(file), text: error.to_string() });
+    };
+    let devices = DeviceSamples::read_within(folder, budget).unwrap_or_else(|error| {
+        problem(DEVICE_SAMPLES_FILE, error);
         DeviceSamples::default()
-    })
+    });
+    let host = HostSamples::read_within(folder, budget).unwrap_or_else(|error| {
+        problem(HOST_SAMPLES_FILE, error);
+        HostSamples::default()
+    });
+    (devices, host)
 }
 
 /// The problem of a trace that needs more memory or work than the budget has. Its reader leaves the rest out.

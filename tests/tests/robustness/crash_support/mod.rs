@@ -275,6 +275,7 @@ impl Scenario {
         assert_eq!(shared, [""; 0]);
         let known = |n: &String| {
             n == "run.json"
+                || n == "host.jsonl"
                 || n == "report.html"
                 || n == "sources.json"
                 || n == "symbols.json"
