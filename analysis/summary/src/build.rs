@@ -10,6 +10,7 @@ use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{ContextId, FrameId, StackId};
 
 use crate::build_beside::{add_processes_beside, add_trainers};
+use crate::build_host::host_memory;
 use crate::build_launch::{ProcessUses, launch_summary};
 use crate::colocated::colocation;
 use crate::compare::DevicePeak;
@@ -19,7 +20,7 @@ use crate::device_memory::{DeviceInputs, DeviceMemorySummary, device_breakdown, 
 use crate::diff::DiffOptions;
 use crate::explain::{explain, explain_part};
 use crate::holders::Holders;
-use crate::host_memory::{HostKill, HostMemorySummary};
+use crate::host_memory::HostKill;
 use crate::kv_caches::kv_caches_by_model;
 use crate::outside_allocation::OutsideAllocation;
 use crate::owners::{by_owner, owner_name};
@@ -210,7 +211,7 @@ pub fn summarize_with(
         .chain(pool_problems)
         .collect();
     let directory = run.processes().iter().find_map(Process::directory);
-    let host = HostMemorySummary::of(run, &processes, options.is_recording);
+    let host = host_memory(run, &processes, options.is_recording);
     let not_recorded = manifest.not_recorded().into_iter();
     let mut summary = Summary {
         version: SUMMARY_VERSION.to_owned(),

@@ -18,6 +18,7 @@ mod allocator_advice;
 mod beside;
 mod build;
 mod build_beside;
+mod build_host;
 mod build_launch;
 mod check;
 mod colocated;
@@ -74,6 +75,7 @@ mod xla_programs;
 
 pub use beside::ProcessBeside;
 pub use build::{SummaryOptions, summarize, summarize_with};
+pub use build_host::host_kill;
 pub use check::{CHECK_VERSION, CheckOptions, CheckReport, CheckResult, Tolerance, check};
 pub use colocated::{ActivitySummary, ColocationSummary, HeldPart, Holder};
 pub use compare::{diff, line_what};
@@ -88,7 +90,7 @@ pub use diff::{
     DiffResult, DiffRun, LineChange, ModuleChange, PhaseChange, ServerPartChange, StackChange, StageChange,
     UnpairedDevice,
 };
-pub use host_memory::{HostGrowth, HostKill, HostMemoryState, HostMemorySummary, HostProcessMemory, host_kill};
+pub use host_memory::{HostGrowth, HostKill, HostMemoryState, HostMemorySummary, HostProcessMemory};
 pub use job::{
     FoundRun, HostClock, JOB_VERSION, JobOptions, JobOrRuns, JobReport, JobRun, ListedRun, RunList, RunOrigin,
     find_runs, is_run_folder, job_or_runs, job_report, rank_rows, rank_rows_of_run,
@@ -98,8 +100,8 @@ pub use lines::{
     FunctionLines, LINES_VERSION, LineFigures, LineRow, LineTensor, LinesOptions, LinesReport, OtherDevice, lines,
 };
 pub use live::{
-    Advance, AnalysisPauses, LIVE_VERSION, LiveDevice, LiveGrowth, LiveProcess, LiveProcessReport, LiveRecording,
-    LiveReport, LiveStack, LiveTensor,
+    Advance, AnalysisPauses, LIVE_VERSION, LiveDevice, LiveGrowth, LiveHost, LiveProcess, LiveProcessReport,
+    LiveRecording, LiveReport, LiveStack, LiveTensor, live_host,
 };
 pub use memtrace_insight::rules::is_library;
 pub use memtrace_insight::units::{

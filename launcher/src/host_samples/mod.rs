@@ -16,17 +16,15 @@ use memtrace_analysis::RunFolder;
 use memtrace_analysis::load::{HostLimitKind, HostSample, HostSamplesEnd};
 
 use self::samples_file::SamplesFile;
-use self::sources::{Processes, SharedMemory, available_memory, machine_kills};
+use self::sources::{PAUSE_FACTOR, Processes, SharedMemory, available_memory, machine_kills};
 use crate::control_group::ControlGroup;
 use crate::host;
 use crate::process_watch::thread_cpu_time;
 
-/// The shortest and the longest time between two samples. It grows with the run: a short run has samples close together.
+/// The shortest and the longest time between two samples. A short run has samples close together.
 const INTERVALS: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(1)];
 /// The share of the run's time after which the next sample follows.
 const INTERVAL_SHARE: u32 = 20;
-/// The pause after a sample is at least this many times its CPU time.
-pub(super) const PAUSE_FACTOR: u32 = 50;
 
 /// The sampling thread. It ends with [`HostSampler::finish`].
 #[derive(Debug)]
@@ -57,7 +55,7 @@ impl HostSampler {
 /// The limit of the command's memory, and what the kernel counts there.
 struct Limit {
     group: Option<ControlGroup>,
-    /// What the kernel had killed and counted when the group was first seen.
+    /// The kernel's counts when the group was first seen.
     kills_before: u64,
     peak_before: u64,
     /// The kills in groups that the command has left.

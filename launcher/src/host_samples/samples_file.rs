@@ -1,6 +1,6 @@
 //! Writes `host.jsonl`, the samples of a run, line by line, so that a killed launcher leaves what it has sampled.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Write};
 
@@ -29,7 +29,8 @@ pub(super) struct SamplesFile {
     held: Option<HostSample>,
     /// The most bytes of a written sample.
     peak: u64,
-    named: BTreeSet<u32>,
+    /// By pid, what the file says of a process.
+    named: BTreeMap<u32, HostProcessName>,
     left_out: u64,
 }
 
@@ -49,7 +50,7 @@ impl SamplesFile {
             written: None,
             held: None,
             peak: 0,
-            named: BTreeSet::new(),
+            named: BTreeMap::new(),
             left_out: 0,
         };
         file.write(&HostSamplesLine::Start { version: HOST_SAMPLES_VERSION, time_ns, shm_bytes });
@@ -64,12 +65,6 @@ impl SamplesFile {
 
     /// Adds a sample. It is written at once or with the next if it differs from the last one or is the highest.
     pub(super) fn add(&mut self, sample: HostSample, name: &dyn Fn(u32) -> HostProcessName) {
-        for process in &sample.processes {
-            if self.bytes < MAX_HOST_SAMPLES_BYTES && self.named.insert(process.pid) {
-                let HostProcessName { name, parent } = name(process.pid);
-                self.write(&HostSamplesLine::Process { pid: process.pid, name, parent });
-            }
-        }
         if !self.is_new(&sample) {
             // Of the samples between two that are written, the highest is kept.
             let is_highest = self.held.as_ref().is_none_or(|held| held.bytes() <= sample.bytes());
@@ -78,6 +73,15 @@ impl SamplesFile {
                 self.held = Some(sample);
             }
             return;
+        }
+        // A process can have executed another program since the last sample.
+        for pid in sample.processes.iter().map(|process| process.pid) {
+            let process = name(pid);
+            if self.bytes < MAX_HOST_SAMPLES_BYTES && self.named.get(&pid) != Some(&process) && !process.name.is_empty()
+            {
+                self.named.insert(pid, process.clone());
+                self.write(&HostSamplesLine::Process { pid, name: process.name, parent: process.parent });
+            }
         }
         match self.held.take() {
             Some(held) if held.bytes() > self.peak.max(sample.bytes()) => self.put(held),

@@ -1,15 +1,16 @@
-//! What the kernel shows of processes and of shared memory.
+//! Reads the main memory of processes, and shared memory, from `/proc`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use memtrace_analysis::load::{HostProcess, HostProcessName, HostSample, HostSharedFile};
 
-use super::PAUSE_FACTOR;
 use crate::control_group::field;
 use crate::proc::ProcessDir;
 use crate::process_watch::thread_cpu_time;
 
+/// The pause after a sample is at least this many times its CPU time.
+pub(super) const PAUSE_FACTOR: u32 = 50;
 /// The maximum number of processes in a sample.
 const MAX_PROCESSES: usize = 1024;
 /// The longest name of a process, in characters.
@@ -160,7 +161,7 @@ fn proportional(pid: u32) -> Option<u64> {
     bytes(&rollup, "Pss")
 }
 
-/// What the machine has for new programs without swapping, in bytes. 0 if it is unknown.
+/// The machine's memory for new programs without swapping, in bytes. 0 if it is unknown.
 pub(super) fn available_memory() -> u64 {
     std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| bytes(&text, "MemAvailable")).unwrap_or(0)
 }
@@ -205,8 +206,9 @@ impl SharedMemory {
 fn shared_files(maps: impl Iterator<Item = String>) -> Vec<HostSharedFile> {
     /// The bytes that a process has mapped of each file.
     type Mapped<'a> = BTreeMap<(&'a str, &'a str), (u64, &'a str)>;
-    let (mut files, mut users): (BTreeMap<(String, String), (u64, String)>, BTreeMap<String, u64>) =
-        (BTreeMap::new(), BTreeMap::new());
+    /// The bytes and the path of each file, by its device and inode.
+    type Files = BTreeMap<(String, String), (u64, String)>;
+    let (mut files, mut users) = (Files::new(), BTreeMap::<String, u64>::new());
     for text in maps {
         let mut mapped = Mapped::new();
         for line in text.lines() {
@@ -255,6 +257,12 @@ fn shared_files(maps: impl Iterator<Item = String>) -> Vec<HostSharedFile> {
 
 /// A name in which numbers are replaced, so that files of one kind have one name: `/dev/shm/torch_*_*_*`.
 fn general_name(path: &str) -> String {
+    // Semaphores, Python's shared memory and NCCL's buffers have names by chance.
+    for prefix in ["/dev/shm/sem.", "/dev/shm/psm_", "/dev/shm/nccl-"] {
+        if path.starts_with(prefix) {
+            return format!("{prefix}*");
+        }
+    }
     let mut name = String::new();
     for c in path.chars() {
         match c {

@@ -1,5 +1,5 @@
-// `eat PAIRS`: prints its process id. After a line it makes PAIRS allocations and frees and prints `made PAIRS`. After
-// another line it uses up all memory; at the end of stdin it ends.
+// `eat PAIRS [MICROSECONDS]`: prints its process id. After a line it makes PAIRS allocations and frees and prints
+// `made PAIRS`. After another line it uses up all memory, a MiB in that time; at the end of stdin it ends.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,7 @@ int cudaFree(void *);
 
 int main(int argc, char **argv) {
     setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
-    long pairs = argc > 1 ? atol(argv[1]) : 0;
+    long pairs = argc > 1 ? atol(argv[1]) : 0, pause = argc > 2 ? atol(argv[2]) : 0;
     char byte;
     printf("%d\n", getpid());
     fflush(stdout);
@@ -26,5 +26,6 @@ int main(int argc, char **argv) {
     for (;;) {
         char *memory = malloc(1 << 20);
         if (memory) memset(memory, 1, 1 << 20);
+        if (pause) usleep(pause);
     }
 }

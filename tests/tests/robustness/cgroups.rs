@@ -3,10 +3,13 @@
 //! The oracle is the simulated CUDA's ledger. Without the right to make a cgroup a test says that it has checked
 //! nothing.
 
+use std::process::Command;
+
 use crate::crash_support::*;
 use crate::memory_cgroup::Cgroup;
 use memtrace_tests::ledger::{assert_equal, calls_of};
 use memtrace_tests::programs::{ProgramFolder, linked_with, with_simcuda};
+use memtrace_tests::traced_program::memtrace;
 
 /// The number of events of one allocation and its free: the driver and the runtime record each.
 const PAIR: u64 = 4;
@@ -73,8 +76,45 @@ fn the_oom_killer_takes_the_program_and_spares_the_launcher() {
     let text = std::fs::read_to_string(scenario.run().join("summary.txt")).expect("a report");
     assert!(text.contains("Killed by the kernel: main memory was full"), "{text}");
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(words.contains("of 256 MiB (the control group's limit); most: eat ("), "{text}");
+    assert!(words.contains("MiB of 256 MiB (the control group's limit); most: eat ("), "{text}");
     scenario.assert_nothing_is_left();
+}
+
+/// A program whose main memory grows steadily. When half of the samples are taken, the report says when the kernel will
+/// kill it, and the kernel does so at about that time.
+#[test]
+fn the_time_until_the_oom_killer_comes_is_forecast() {
+    const PAIRS: u64 = 5;
+    let Some(cgroup) = cgroup("512M") else { return };
+    let programs = ProgramFolder::new();
+    let program = programs.program("crash/eat.c", "eat", &linked_with("libcudart.so.12"));
+    let [pairs, pause] = [PAIRS.to_string(), "25000".to_owned()];
+    let command = [program.as_os_str(), pairs.as_ref(), pause.as_ref()];
+    let mut scenario = Scenario::start(with_simcuda(&command), true, None);
+    cgroup.add(scenario.pid);
+    scenario.send_line();
+    assert_eq!(scenario.line(), format!("made {PAIRS}"));
+    scenario.send_line();
+    assert_eq!(scenario.end(), Ending { code: 128 + libc::SIGKILL, stdout: String::new() });
+    // The recording as it was at 60 % of the time: without the later samples and the end.
+    let text = std::fs::read_to_string(scenario.run().join("host.jsonl")).expect("samples");
+    let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let time = |line: &serde_json::Value| line["time_ns"].as_u64().unwrap_or(0);
+    let [first, killed] = [lines.first(), lines.last()].map(|line| time(line.expect("a line")));
+    let cut = first + (killed - first) * 6 / 10;
+    let kept: Vec<&str> =
+        text.lines().zip(&lines).filter(|(_, line)| time(line) <= cut).map(|(text, _)| text).collect();
+    let samples = kept.iter().filter(|line| line.contains("\"sample\"")).count();
+    assert!(samples >= 20, "{samples} samples");
+    std::fs::write(scenario.run().join("host.jsonl"), kept.join("\n")).expect("the shorter file");
+    let report = Command::new(memtrace()).args(["report", "--json"]).arg(scenario.run()).output().expect("a report");
+    let summary: serde_json::Value = serde_json::from_slice(&report.stdout).expect("JSON");
+    let growth = &summary["host"]["growth"];
+    let forecast = growth["limit_in_ns"].as_u64().unwrap_or_else(|| panic!("a forecast: {}", summary["host"]));
+    let real = killed - time(&serde_json::from_str(kept.last().expect("a sample")).expect("JSON"));
+    let error = forecast.abs_diff(real) as f64 / real as f64;
+    assert!(error < 0.25, "forecast {forecast} ns, real {real} ns: {growth}");
+    assert!(growth["text"].as_str().is_some_and(|text| text.contains("the control group's limit is reached in about")));
 }
 
 /// A container whose memory is used up: the kernel ends all processes together, as Kubernetes requests it.

@@ -55,7 +55,7 @@ pub enum HostSamplesLine {
         /// The limit.
         limit_bytes: u64,
     },
-    /// A process, before the samples that list it.
+    /// A process, before the samples that list it, and again when it executes another program.
     Process {
         /// The process id, as the launcher sees it.
         pid: u32,
@@ -96,7 +96,7 @@ pub struct HostSample {
     /// group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group_cache_bytes: Option<u64>,
-    /// What the machine has for new programs without swapping (`MemAvailable`).
+    /// The machine's memory for new programs without swapping (`MemAvailable`).
     pub available_bytes: u64,
     /// The bytes in use of `/dev/shm`, by any process.
     #[serde(default)]
@@ -275,13 +275,8 @@ mod tests {
         let folder = RunFolder::open(path.path()).unwrap();
         assert_eq!(HostSamples::read_within(&folder, &Budget::default()).unwrap(), HostSamples::default());
         let lines = [
-            HostSamplesLine::Start {
-                version: 1,
-                time_ns: 1,
-                limit: HostLimitKind::ControlGroup,
-                limit_bytes: 1000,
-                shm_bytes: 64,
-            },
+            HostSamplesLine::Start { version: 1, time_ns: 1, shm_bytes: 64 },
+            HostSamplesLine::Limit { time_ns: 1, limit: HostLimitKind::ControlGroup, limit_bytes: 1000 },
             HostSamplesLine::Process { pid: 7, name: "python3".to_owned(), parent: None },
             HostSamplesLine::Sample(sample(5, 100)),
             HostSamplesLine::Sample(sample(4, 900)),

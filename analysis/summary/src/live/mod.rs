@@ -6,11 +6,13 @@
 //! else rarely.
 
 mod growth;
+mod host;
 mod learned;
 mod process;
 mod report;
 
+pub use host::live_host;
 pub use process::{Advance, AnalysisPauses, LiveProcess};
 pub use report::{
-    LIVE_VERSION, LiveDevice, LiveGrowth, LiveProcessReport, LiveRecording, LiveReport, LiveStack, LiveTensor,
+    LIVE_VERSION, LiveDevice, LiveGrowth, LiveHost, LiveProcessReport, LiveRecording, LiveReport, LiveStack, LiveTensor,
 };

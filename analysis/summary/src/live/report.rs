@@ -7,10 +7,11 @@ use crate::json_text::json_text;
 use crate::memory_totals::Totals;
 use crate::schema_text::schema_text;
 use crate::summary::{CategoryAmount, OwnerBytes};
+use memtrace_input::load::HostLimitKind;
 use memtrace_insight::passes::{Category, Phase};
 
 /// The version of the structure: major.minor.
-pub const LIVE_VERSION: &str = "1.0";
+pub const LIVE_VERSION: &str = "1.1";
 
 /// The figures of all selected recordings that run. A field whose name ends in `_bytes` is in bytes. A field whose name
 /// ends in `_ns` is in nanoseconds.
@@ -35,6 +36,25 @@ pub struct LiveRecording {
     pub processes: Vec<LiveProcessReport>,
     /// Traces that could not be read, as text.
     pub problems: Vec<String>,
+    /// The main memory of all processes of the command. Absent without samples.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<LiveHost>,
+}
+
+/// The main memory of all processes of a command, also of those that are not recorded.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+pub struct LiveHost {
+    /// The bytes in the last sample, in which memory of several processes counts once, as far as it is known.
+    pub bytes: u64,
+    /// The most bytes of a sample.
+    pub peak_bytes: u64,
+    /// The kind of the limit.
+    pub limit: HostLimitKind,
+    /// The limit.
+    pub limit_bytes: u64,
+    /// The growth as a sentence. Absent if main memory does not grow.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub growth: Option<String>,
 }
 
 /// A process that is being recorded.

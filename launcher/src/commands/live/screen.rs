@@ -8,7 +8,7 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::Paragraph;
 
-use super::text::{device_name, growth, position, process_name, totals};
+use super::text::{device_name, growth, main_memory, position, process_name, totals};
 use super::view::{Sort, Table, View};
 
 /// The colors of categories and owners, most bytes first. Others have the last one.
@@ -71,6 +71,8 @@ fn head(view: &View, width: usize) -> Vec<Line<'static>> {
         ]),
         Line::from(position(process)),
     ];
+    let host = view.report.recordings.iter().find(|one| one.folder == folder).and_then(|one| one.host.as_ref());
+    lines.extend(host.map(|host| Line::from(main_memory(host))));
     let Some(device) = view.device() else { return lines };
     lines.push(Line::from(vec![bold(device_name(device)), Span::raw(format!("  {}", shown(&totals(device))))]));
     lines.extend(bars(device, width));

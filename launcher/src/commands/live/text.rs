@@ -1,8 +1,8 @@
 //! The figures of running recordings as text.
 
 use memtrace_analysis::report::{
-    LiveDevice, LiveGrowth, LiveProcessReport, LiveReport, LiveStack, count_text, estimated_duration_text, share_text,
-    signed_size_text, size_text,
+    LiveDevice, LiveGrowth, LiveHost, LiveProcessReport, LiveReport, LiveStack, count_text, estimated_duration_text,
+    share_text, signed_size_text, size_text,
 };
 
 /// The number of stacks in the text of one device.
@@ -17,6 +17,7 @@ pub(super) fn lines(report: &LiveReport) -> Vec<String> {
         if recording.processes.is_empty() && recording.problems.is_empty() {
             lines.push("  nothing recorded yet".to_owned());
         }
+        lines.extend(recording.host.as_ref().map(|host| format!("  {}", main_memory(host))));
         for process in &recording.processes {
             lines.push(format!("  {}: {}", process_name(process), position(process)));
             for device in &process.devices {
@@ -37,6 +38,13 @@ pub(super) fn lines(report: &LiveReport) -> Vec<String> {
 /// Where a stack allocates.
 pub(super) fn place(stack: &LiveStack) -> &str {
     if stack.location.is_empty() { "(unknown stack)" } else { &stack.location }
+}
+
+/// `main memory 2.00 GiB, peak 3.00 GiB, of 64.0 GiB; main memory grows by 1.00 MiB a minute`.
+pub(super) fn main_memory(host: &LiveHost) -> String {
+    let growth = host.growth.as_ref().map(|text| format!("; {text}")).unwrap_or_default();
+    let [now, peak, limit] = [host.bytes, host.peak_bytes, host.limit_bytes].map(size_text);
+    format!("main memory {now}, peak {peak}, of {limit}{growth}")
 }
 
 /// `rank 0 (pid 17)`, or `pid 17`.

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use memtrace_analysis::report::{LIVE_VERSION, LiveProcess, LiveRecording, LiveReport};
+use memtrace_analysis::RunFolder;
+use memtrace_analysis::report::{LIVE_VERSION, LiveProcess, LiveRecording, LiveReport, live_host};
 
 use crate::host;
 use crate::running::{self, Recording, Selected};
@@ -63,6 +64,7 @@ impl Watch {
         let mut figures = LiveRecording {
             launcher_pid: recording.answer.pid,
             folder: recording.answer.folder.clone(),
+            host: RunFolder::open(recording.folder()).ok().and_then(|folder| live_host(&folder)),
             ..LiveRecording::default()
         };
         let mut traces = Vec::new();
