@@ -22,9 +22,6 @@ use crate::output::{Printed, Stream};
 use crate::output_file::OutputFile;
 use crate::terminal::ProgressLine;
 
-/// The page of a report that is written by default.
-pub(super) const REPORT_PAGE: &str = "report.html";
-
 /// Writes the requested files. Fails when the run cannot be read or a file cannot be written.
 pub(crate) fn export(options: &Export) -> anyhow::Result<()> {
     if options.partition {
@@ -128,7 +125,7 @@ pub(crate) fn export(options: &Export) -> anyhow::Result<()> {
             })
         }
         ExportFormat::Parquet => parquet(&run, options, rules.as_deref()),
-        ExportFormat::Html => html(&run, options, &summary_options, REPORT_PAGE),
+        ExportFormat::Html => html(&run, options, &summary_options, super::REPORT_PAGE),
         ExportFormat::Json => {
             let whole = !options.window.is_limited() && options.window.device.is_none();
             ensure!(
@@ -193,7 +190,7 @@ pub(super) fn write_page_of(
     summary_options: &SummaryOptions<'_>,
     path: Option<&Path>,
 ) -> anyhow::Result<()> {
-    super::ensure_not_input(path.unwrap_or(Path::new(REPORT_PAGE)), run.processes())?;
+    super::ensure_not_input(path.unwrap_or(Path::new(super::REPORT_PAGE)), run.processes())?;
     let html_options = HtmlOptions {
         device: None,
         sources: SourceAccess::of(run, summary_options.is_recording),
@@ -203,7 +200,7 @@ pub(super) fn write_page_of(
     };
     let processes: Vec<&Process> = run.processes().iter().collect();
     let line = ProgressLine::new(Stream::Stderr.is_terminal());
-    draw(summary, &processes, &html_options, line, path, REPORT_PAGE)
+    draw(summary, &processes, &html_options, line, path, super::REPORT_PAGE)
 }
 
 /// The part of one process that is exported.

@@ -65,7 +65,7 @@ pub(super) fn report(path: &Path, options: &Report) -> anyhow::Result<()> {
     if let Some(output) = &options.html {
         let mut page = Vec::new();
         job_html(&report, &mut page)?;
-        return super::write_page(&page, output.as_deref(), super::export::REPORT_PAGE);
+        return super::write_page(&page, output.as_deref(), super::REPORT_PAGE);
     }
     if options.json {
         return super::write_output(Printed::Json(&report.to_json()), None);
