@@ -1,5 +1,5 @@
 //! Builds the preloaded library (`memtrace-interpose`) and the simulated CUDA (`simulate`), and lets the launcher embed
-//! them, so that all always come from one build. Lists the pages of the documentation that `memtrace docs` prints.
+//! them, so that all always come from one build. Lists the pages and JSON Schemas that `memtrace docs` prints.
 //!
 //! Cargo cannot depend on a cdylib. This script therefore runs a second cargo with its own target directory.
 //! `MEMTRACE_EMBED_LIBRARY` names a library, and `MEMTRACE_EMBED_SIMCUDA` a folder, that were built elsewhere instead.
@@ -42,29 +42,42 @@ fn main() {
     }
 }
 
-/// Writes `pages.rs`: the name and the text of each page of docs/ that is for users, by its path without `.md`.
+/// Writes `pages.rs`: the name and the text of each page of docs/ that is for users, by its path without `.md`, and of
+/// each JSON Schema, by its file name.
 fn list_pages() {
-    let docs = Path::new(&env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("../docs");
-    let mut folders = vec![docs.clone()];
-    let mut pages = Vec::new();
+    let root = Path::new(&env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("..");
+    let schemas = ["analysis/schema", "launcher/schema"].map(|folder| text_files(&root.join(folder), "json"));
+    let lists = [list("PAGES", text_files(&root.join("docs"), "md")), list("SCHEMAS", schemas.concat())];
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it")).join("pages.rs");
+    fs::write(&out, lists.concat()).unwrap_or_else(|e| panic!("cannot write {}: {e}", out.display()));
+}
+
+/// A constant of these entries.
+fn list(constant: &str, mut entries: Vec<String>) -> String {
+    entries.sort();
+    format!("static {constant}: [(&str, &str); {}] = [\n{}];\n", entries.len(), entries.concat())
+}
+
+/// The name and the text of each file below `root` with this extension. The name of a page is without it.
+fn text_files(root: &Path, extension: &str) -> Vec<String> {
+    let mut folders = vec![root.to_path_buf()];
+    let mut files = Vec::new();
     while let Some(folder) = folders.pop() {
         println!("cargo::rerun-if-changed={}", folder.display());
         for entry in fs::read_dir(&folder).unwrap_or_else(|e| panic!("cannot read {}: {e}", folder.display())) {
             let path = entry.expect("an entry of a folder").path();
-            let name = path.strip_prefix(&docs).expect("it is below docs").with_extension("");
+            let name = path.strip_prefix(root).expect("it is below the root");
             if path.is_dir() {
                 let is_for_developers = ["dev", "decisions"].iter().any(|folder| name == Path::new(folder));
                 folders.extend((!is_for_developers).then_some(path));
-            } else if path.extension().is_some_and(|extension| extension == "md") {
+            } else if path.extension().is_some_and(|one| one == extension) {
                 println!("cargo::rerun-if-changed={}", path.display());
-                pages.push(format!("({name:?}, include_str!({path:?})),\n"));
+                let name = if extension == "md" { name.with_extension("") } else { name.to_path_buf() };
+                files.push(format!("({name:?}, include_str!({path:?})),\n"));
             }
         }
     }
-    pages.sort();
-    let list = format!("static PAGES: [(&str, &str); {}] = [\n{}];\n", pages.len(), pages.concat());
-    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it")).join("pages.rs");
-    fs::write(&out, list).unwrap_or_else(|e| panic!("cannot write {}: {e}", out.display()));
+    files
 }
 
 /// The error for a target whose programs memtrace cannot record.

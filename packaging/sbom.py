@@ -7,7 +7,8 @@ Writes into the folder `*.dist-info` of the wheel:
 
   sboms/memtrace.cyclonedx.json           the crates in the program, in the preloaded library and in the simulated CUDA, as CycloneDX 1.6
                                           (the place is that of PEP 770). maturin's own list lacks the embedded libraries, and is replaced
-  licenses/THIRD-PARTY-LICENSES.txt       the license texts of these crates, each text once. METADATA names the file
+  licenses/THIRD-PARTY-LICENSES.txt       the license texts of these crates, each text once, and for a crate without one the standard text
+                                          of its license. METADATA names the file
 
 Needs cargo, and the sources of the crates, which a build has downloaded. The same sources give the same bytes.
 """
@@ -28,6 +29,8 @@ PACKAGES = ["memtrace", "memtrace-interpose", "simcuda-driver", "simcuda-runtime
 FEATURES = "memtrace/mcp,memtrace/otlp"
 # The files of a crate with its license.
 LICENSE = re.compile(r"(licen[cs]e|copying|copyright|notice|unlicense)([-._].*)?$", re.I)
+# The standard texts of licenses, by SPDX id, for crates without a text.
+STANDARD = {"Apache-2.0": ROOT / "LICENSE-APACHE"}
 
 
 def cargo(*words):
@@ -112,15 +115,27 @@ def license_texts(package):
     files = [path for path in folder.iterdir() if path.is_file() and LICENSE.match(path.name)] + list(folder.glob("*/LICENSE"))
     if package["license_file"]:
         files.append(folder / package["license_file"])
-    texts = (path.read_text(encoding="utf-8", errors="replace") for path in sorted(set(files)))
-    return ["\n".join(line.rstrip() for line in text.strip().splitlines()) for text in texts]
+    return [plain(path) for path in sorted(set(files))]
+
+
+def plain(path):
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return "\n".join(line.rstrip() for line in text.strip().splitlines())
+
+
+def standard_text(package):
+    """The standard text of a license of the crate, below a note that the crate has none itself."""
+    known = [name for name in re.findall(r"[\w.-]+", package["license"]) if name in STANDARD]
+    if not known:
+        sys.exit("packaging/sbom.py: %s %s has no license text, and STANDARD has none for %s" % (package["name"], package["version"], package["license"]))
+    return "(The crate has no license text. This is the standard text of %s.)\n\n%s" % (known[0], plain(STANDARD[known[0]]))
 
 
 def third_party(found):
     """The texts of all licenses, each once, below the crates that have it."""
     by_text = {}
     for package in found:
-        for text in license_texts(package):
+        for text in license_texts(package) or [standard_text(package)]:
             by_text.setdefault(text, []).append("%s %s" % (package["name"], package["version"]))
     parts = ["The programs of this wheel contain these crates. Each is used under one of its licenses.\n"]
     parts += ["%s %s: %s" % (package["name"], package["version"], package["license"]) for package in found]

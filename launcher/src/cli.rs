@@ -121,8 +121,8 @@ pub(crate) enum Command {
     Explain(Explain),
     /// Print a page of the documentation
     ///
-    /// The pages are inside the program. Help texts name them by their paths, such as docs/how-to/limit.md, which PAGE
-    /// may be.
+    /// The pages and JSON Schemas are inside the program. Help texts name them by their paths, such as
+    /// docs/how-to/limit.md, which PAGE may be.
     Docs(Docs),
     /// Write the manual pages
     Man(Man),
@@ -232,10 +232,10 @@ pub(crate) struct Report {
     /// Print the complete summary as JSON, in bytes and nanoseconds (analysis/schema/summary.schema.json)
     #[arg(long)]
     pub(crate) json: bool,
-    /// Write the report into FILE, as an interactive page that loads nothing from the network; of a job, and with
-    /// --ranks, the table of all ranks
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["json", "verbose", "section", "range"])]
-    pub(crate) html: Option<PathBuf>,
+    /// Write an interactive page that loads nothing from the network into FILE, whose name ends in .html; of a job, and
+    /// with --ranks, the table of all ranks [default: report.html]
+    #[arg(long, value_name = "FILE", num_args = 0..=1, conflicts_with_all = ["json", "verbose", "section", "range"])]
+    pub(crate) html: Option<Option<PathBuf>>,
     /// Print one section in full
     #[arg(long, value_name = "NAME", value_parser = section_names(), conflicts_with = "json")]
     pub(crate) section: Option<String>,
@@ -400,7 +400,7 @@ pub(crate) struct Lines {
     #[arg(long, value_name = "FILE")]
     pub(crate) categories: Option<PathBuf>,
     /// Write an interactive page that loads nothing from the network into FILE, whose name ends in .html [default:
-    /// that of --output, or stdout]
+    /// that of --output, or lines.html]
     #[arg(long, value_name = "FILE", num_args = 0..=1, conflicts_with = "json")]
     pub(crate) html: Option<Option<PathBuf>>,
     /// Print JSON, in bytes (analysis/schema/lines.schema.json)

@@ -5,8 +5,8 @@ use memtrace_insight::rules::NO_CUSTOM_CATEGORY;
 use memtrace_summary::{
     AllocationGroup, BlockingAllocation, CalledFunctionsSummary, CategoryAmount, CompileContextAmount,
     CustomCategoryAmount, DeviceSummary, HolderSummary, IssueSummary, LabelSummary, MemoryState, ModuleGroupSummary,
-    OomSummary, PhaseSummary, SuggestionScope, SuggestionSummary, Summary, count_text, device_name, duration_text,
-    is_snapshot, limit_text, not_recorded, number_text, short_text, signed_size_text, size_text,
+    OomSummary, PhaseSummary, StepEstimateBasis, SuggestionScope, SuggestionSummary, Summary, count_text, device_name,
+    duration_text, is_snapshot, limit_text, not_recorded, number_text, short_text, signed_size_text, size_text,
 };
 
 use crate::fit::{columns, cut, cut_middle, short_location, wrap_list, wrap_location, wrap_words};
@@ -42,6 +42,8 @@ const UNTIL_ERROR: &str = "the error cut the step off, so the peaks cover the pr
                            this part fits, and the rest of the step was not recorded";
 const ONE_ITERATION: &str = "the peaks cover the program up to the end of the interrupted iteration. \"unknown\": this \
                              part fits, and the rest of the step was not recorded";
+const UPPER_BOUND: &str = "\"<=\" counts what step 0 left and the step may free before its peak. \"unknown\": too \
+                           close to the memory of the device";
 
 impl TextReport {
     pub(crate) fn head(&mut self, summary: &Summary) {
@@ -451,9 +453,17 @@ impl TextReport {
         match scope {
             SuggestionScope::UntilError => self.note(UNTIL_ERROR),
             SuggestionScope::Iteration => self.note(ONE_ITERATION),
+            SuggestionScope::Run if is_upper_bound(device) => self.note(UPPER_BOUND),
             SuggestionScope::Run => {}
         }
     }
+}
+
+/// Whether the peaks of suggestions are upper bounds because it is unknown which blocks the interrupted step would have
+/// freed.
+fn is_upper_bound(device: &DeviceSummary) -> bool {
+    let estimate = device.explained_oom().and_then(|oom| oom.step_estimate.as_ref());
+    estimate.is_some_and(|estimate| estimate.at_least && estimate.basis == StepEstimateBasis::EarlierStep)
 }
 
 /// The first suggestions, and in place of the last one the first that fits, or else the one with the lowest peak, if it

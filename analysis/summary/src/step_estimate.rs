@@ -143,7 +143,8 @@ fn is_first_step(oom: &Oom) -> bool {
 }
 
 fn from_earlier_iteration(oom: &Oom, rest: &RestOfStep) -> StepEstimate {
-    let more = rest.peak.saturating_sub(oom.in_use.usage.allocated);
+    let needed = rest.peak.saturating_sub(rest.uncertain);
+    let more = needed.saturating_sub(oom.in_use.usage.allocated);
     let (basis, earlier_step, what) = match rest.taken_from {
         EarlierIteration::Step(step) => {
             (StepEstimateBasis::EarlierStep, Some(step), format!("what step {step} did from this request on"))
@@ -154,7 +155,8 @@ fn from_earlier_iteration(oom: &Oom, rest: &RestOfStep) -> StepEstimate {
     };
     let evidence = "the requests and frees of that iteration, applied to the blocks in use".to_owned();
     StepEstimate {
-        needed_bytes: Some(rest.peak),
+        needed_bytes: Some(needed),
+        at_least: rest.uncertain > 0,
         basis,
         earlier_step,
         still_to_come: vec![StepPart::new(what, more, evidence)],

@@ -123,7 +123,12 @@ pub(crate) fn suggestions(query: &SuggestionQuery<'_>, progress: &mut dyn FnMut(
         is_cut_off: scope == SuggestionScope::UntilError,
     };
     let figures = figures_text(state);
+    // The replays keep these bytes, which the step may free.
+    let uncertain = query.rest.filter(|_| is_continued).map_or(0, |rest| rest.uncertain);
     let fits = |after: &ReplayedPeak| match (scope, after.fits) {
+        (SuggestionScope::Run, false) if uncertain > 0 => {
+            limit.filter(|limit| after.peak.saturating_sub(uncertain) > *limit).map(|_| false)
+        }
         (_, false) => Some(false),
         // Where little is left, what the allocator cannot use of its segments decides, and the replay is not that
         // exact.
@@ -152,7 +157,7 @@ pub(crate) fn suggestions(query: &SuggestionQuery<'_>, progress: &mut dyn FnMut(
             saves_bytes: peak.saturating_sub(after.peak),
             fits: fits(&after),
             scope,
-            at_most: rules.iter().any(|rule| rule.at_most),
+            at_most: uncertain > 0 || rules.iter().any(|rule| rule.at_most),
             evidence: format!("{} {figures}", joined(&rules, |rule| rule.condition)),
             method: joined(&rules, |rule| rule.method),
         }
@@ -330,12 +335,16 @@ impl Texts<'_> {
         text.replace("{call}", &self.call)
     }
 
-    /// The classes of these calls' modules as strings of Python.
+    /// The program's classes of these calls' modules as strings of Python.
     fn classes(&self, calls: &[ContextId]) -> String {
-        let calls = calls.iter().filter_map(|call| self.query.process.definitions().nn_calls.get(call));
-        let classes: BTreeSet<String> =
-            calls.map(|call| format!("{:?}", call.class.rsplit('.').next().unwrap_or_default())).collect();
-        classes.into_iter().collect::<Vec<String>>().join(", ")
+        let definitions = self.query.process.definitions();
+        let classes = UserClasses::of(definitions);
+        let class_names: BTreeSet<String> = calls
+            .iter()
+            .filter_map(|call| definitions.nn_calls.get(call))
+            .map(|call| format!("{:?}", classes.name(call.class.rsplit('.').next().unwrap_or_default())))
+            .collect();
+        class_names.into_iter().collect::<Vec<String>>().join(", ")
     }
 
     /// The innermost line of a stack outside PyTorch: a model's code can be in a library.

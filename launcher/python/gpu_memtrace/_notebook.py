@@ -351,7 +351,7 @@ class Magics:
         texts = []
         for device, (report, selection) in found.items():
             title = f"Lines on {'the CPU' if device < 0 else f'GPU {device}'}"
-            page = _recording.run_binary(*selection, "--html").decode()
+            page = _recording.run_binary(*selection, "--html", "--output", "/dev/stdout").decode()
             rows = sum(len(function["lines"]) + 2 for function in report["functions"])
             lowest, highest = _LINES_HEIGHTS
             pages.append(Page(title, page, max(lowest, min(highest, lowest + (rows - 4) * _ROW_HEIGHT))))

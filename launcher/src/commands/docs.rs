@@ -1,4 +1,4 @@
-//! `memtrace docs`: the pages of the documentation, which are inside the binary.
+//! `memtrace docs`: the pages of the documentation and the JSON Schemas, which are inside the binary.
 
 use std::fmt::Write;
 
@@ -9,7 +9,7 @@ use crate::cli;
 use crate::message::WithHelp;
 use crate::output::Printed;
 
-// The name and the text of each page: `PAGES`.
+// The name and the text of each page, `PAGES`, and of each schema, `SCHEMAS`.
 include!(concat!(env!("OUT_DIR"), "/pages.rs"));
 
 /// The page that lists the others, in groups.
@@ -28,7 +28,10 @@ struct Listed {
 /// Prints a page, or the list of all pages.
 pub(crate) fn docs(options: &cli::Docs) -> anyhow::Result<()> {
     let text = match &options.page {
-        Some(name) => text_of(find(name)?).unwrap_or_default().to_owned(),
+        Some(name) => match schema(name) {
+            Some(text) => text.to_owned(),
+            None => text_of(find(name)?).unwrap_or_default().to_owned(),
+        },
         None => list(),
     };
     super::write_output(Printed::File(text.as_bytes()), None)
@@ -36,6 +39,11 @@ pub(crate) fn docs(options: &cli::Docs) -> anyhow::Result<()> {
 
 pub(super) fn text_of(name: &str) -> Option<&'static str> {
     PAGES.iter().find(|(page, _)| *page == name).map(|(_, text)| *text)
+}
+
+/// The JSON Schema of this file name, with or without folders.
+fn schema(given: &str) -> Option<&'static str> {
+    SCHEMAS.iter().find(|(name, _)| *name == last(given)).map(|(_, text)| *text)
 }
 
 /// The pages of the index, in its order. A page counts where it is listed first.
@@ -76,6 +84,8 @@ fn list() -> String {
         }
         let _ = writeln!(text, "  {:width$}  {}", page.name, page.title);
     }
+    let schemas: Vec<&str> = SCHEMAS.iter().map(|(name, _)| *name).collect();
+    let _ = writeln!(text, "\nJSON Schemas\n  {}", schemas.join("\n  "));
     text.push_str("\nmemtrace docs PAGE prints a page: memtrace docs out-of-memory\n");
     text
 }

@@ -125,7 +125,7 @@ pub(crate) fn export(options: &Export) -> anyhow::Result<()> {
             })
         }
         ExportFormat::Parquet => parquet(&run, options, rules.as_deref()),
-        ExportFormat::Html => html(&run, options, &summary_options, "report.html"),
+        ExportFormat::Html => html(&run, options, &summary_options, super::REPORT_PAGE),
         ExportFormat::Json => {
             let whole = !options.window.is_limited() && options.window.device.is_none();
             ensure!(
@@ -188,9 +188,9 @@ pub(super) fn write_page_of(
     run: &Run,
     summary: &Summary,
     summary_options: &SummaryOptions<'_>,
-    path: &Path,
+    path: Option<&Path>,
 ) -> anyhow::Result<()> {
-    super::ensure_not_input(path, run.processes())?;
+    super::ensure_not_input(path.unwrap_or(Path::new(super::REPORT_PAGE)), run.processes())?;
     let html_options = HtmlOptions {
         device: None,
         sources: SourceAccess::of(run, summary_options.is_recording),
@@ -200,7 +200,7 @@ pub(super) fn write_page_of(
     };
     let processes: Vec<&Process> = run.processes().iter().collect();
     let line = ProgressLine::new(Stream::Stderr.is_terminal());
-    draw(summary, &processes, &html_options, line, Some(path), "report.html")
+    draw(summary, &processes, &html_options, line, path, super::REPORT_PAGE)
 }
 
 /// The part of one process that is exported.

@@ -65,9 +65,7 @@ pub(super) fn report(path: &Path, options: &Report) -> anyhow::Result<()> {
     if let Some(output) = &options.html {
         let mut page = Vec::new();
         job_html(&report, &mut page)?;
-        super::write_output(Printed::File(&page), Some(output))?;
-        message::status(&format!("wrote {}", output.display()));
-        return Ok(());
+        return super::write_page(&page, output.as_deref(), super::REPORT_PAGE);
     }
     if options.json {
         return super::write_output(Printed::Json(&report.to_json()), None);

@@ -5,10 +5,12 @@ use memtrace_analysis::{LinesOptions, TextOptions, ToText, lines as read_lines, 
 
 use super::selection::Selected;
 use crate::cli::Lines;
-use crate::message::{self, WithHelp};
+use crate::message::WithHelp;
 use crate::output::{Printed, Stream};
 use crate::terminal::{ProgressLine, layout};
 
+/// The page that `--html` writes by default.
+const LINES_PAGE: &str = "lines.html";
 /// The width of the table in a file or a pipe, in columns.
 const FILE_WIDTH: usize = 160;
 
@@ -57,11 +59,7 @@ pub(crate) fn lines(options: &Lines) -> anyhow::Result<()> {
     if let Some(page_output) = &options.html {
         let mut page = Vec::new();
         lines_html(&report, &mut page)?;
-        super::write_output(Printed::File(&page), page_output.as_deref().or(output))?;
-        if let Some(path) = page_output {
-            message::status(&format!("wrote {}", path.display()));
-        }
-        return Ok(());
+        return super::write_page(&page, page_output.as_deref().or(output), LINES_PAGE);
     }
     let layout = if output.is_none() && Stream::Stdout.is_terminal() {
         layout(Stream::Stdout, false)

@@ -180,6 +180,9 @@ fn write_page(page: &[u8], output: Option<&Path>, name: &str) -> anyhow::Result<
     Ok(())
 }
 
+/// The page of a report that is written by default.
+const REPORT_PAGE: &str = "report.html";
+
 /// Fails for the FILE of an option `--html` that may also stand alone: a run after it would be its FILE.
 fn ensure_page_name(page: &Path, help: &str) -> anyhow::Result<()> {
     ensure!(

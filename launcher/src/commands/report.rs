@@ -12,6 +12,9 @@ use crate::terminal::{ProgressLine, layout};
 
 /// Prints the report. Fails when the run cannot be read.
 pub(crate) fn report(options: &Report) -> anyhow::Result<()> {
+    if let Some(Some(page)) = &options.html {
+        super::ensure_page_name(page, "name the run first: memtrace report RUN --html FILE")?;
+    }
     let mut paths = options.runs.clone();
     match &mut paths[..] {
         [] => paths.push(super::run_or_newest(None)?),
@@ -43,8 +46,8 @@ pub(crate) fn report(options: &Report) -> anyhow::Result<()> {
     let summary = summarize_with(&run, &summary_options, &mut |progress| line.show(&progress));
     line.clear();
     let summary = summary?;
-    if let Some(path) = &options.html {
-        return super::export::write_page_of(&run, &summary, &summary_options, path);
+    if let Some(page) = &options.html {
+        return super::export::write_page_of(&run, &summary, &summary_options, page.as_deref());
     }
     let layout = layout(Stream::Stdout, options.verbose);
     if options.json {

@@ -62,8 +62,10 @@ pub(crate) struct Finished {
     pub(crate) problems: Vec<String>,
 }
 
-/// An exception that the program raised because the machine has no CUDA toolkit.
+/// An exception that the program raised because the machine has no CUDA toolkit. Unknown fields are refused, because
+/// the files of [`ValueException`]s are in the same folder.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct MissingToolkit {
     /// The package of the innermost line outside of PyTorch. `None` for the program itself.
     package: Option<String>,
@@ -270,6 +272,7 @@ mod tests {
         }
         let finished = read_all(folder.path());
         assert_eq!(finished.exception.unwrap().exception, "KeyError");
+        assert_eq!(finished.missing_toolkit, None);
         assert!(finished.problems.is_empty(), "{:?}", finished.problems);
     }
 

@@ -16,7 +16,8 @@ fn run(arguments: &[&str]) -> (i32, String, String) {
 fn listed() -> Vec<String> {
     let (status, list, _) = run(&["docs"]);
     assert_eq!(status, 0);
-    list.lines().filter_map(|line| line.strip_prefix("  ")?.split(' ').next()).map(str::to_owned).collect()
+    let pages = list.lines().take_while(|line| *line != "JSON Schemas");
+    pages.filter_map(|line| line.strip_prefix("  ")?.split(' ').next()).map(str::to_owned).collect()
 }
 
 #[test]
@@ -67,11 +68,12 @@ fn an_unknown_page_is_an_error_with_names_that_are_close() {
     assert!(status == 2 && error.ends_with("help: memtrace docs lists all pages\n"), "{error}");
 }
 
-/// The paths of pages in a text.
+/// The paths of pages and JSON Schemas in a text.
 fn paths(text: &str) -> Vec<String> {
     let words =
         text.split(|c: char| c.is_whitespace() || "()`,;\"\\".contains(c)).map(|word| word.trim_end_matches('.'));
-    words.filter(|word| word.starts_with("docs/") && word.ends_with(".md")).map(str::to_owned).collect()
+    let is_page = |word: &&str| word.starts_with("docs/") && word.ends_with(".md") || word.contains("/schema/");
+    words.filter(is_page).map(str::to_owned).collect()
 }
 
 /// The paths of pages in the sources of the launcher, without its comments: those of messages.
@@ -92,7 +94,7 @@ fn named_by_messages() -> Vec<String> {
     named
 }
 
-/// Every path of a page in the help texts and messages of all commands is a page of the binary.
+/// Every path of a page or schema in the help texts and messages of all commands is a page of the binary.
 #[test]
 fn help_texts_name_pages_of_the_binary() {
     let (_, help, _) = run(&["--help"]);
@@ -105,8 +107,10 @@ fn help_texts_name_pages_of_the_binary() {
         let (_, help, _) = run(&[command, "--help"]);
         named.extend(paths(&help));
     }
-    assert!(named.len() > 8, "{named:?}");
+    assert!(named.len() > 8 && named.contains("analysis/schema/summary.schema.json"), "{named:?}");
     for path in named {
-        assert_eq!(run(&["docs", &path]).0, 0, "{path}");
+        let (status, text, _) = run(&["docs", &path]);
+        let file = std::fs::read_to_string(root().join(&path)).unwrap();
+        assert!(status == 0 && text == file, "{path}");
     }
 }

@@ -70,19 +70,21 @@ fn a_full_disk_leaves_no_part_of_a_file() {
     }
     calls.extend([
         vec!["export", run, "--to", "parquet", "--partition", "-o", "."],
-        vec!["report", run, "--ranks", "--html", "file"],
+        vec!["report", run, "--ranks", "--html", "file.html"],
         vec!["lines", run, "-o", "file"],
         vec!["lines", run, "--json", "-o", "file"],
         vec!["lines", run, "--html", "-o", "file"],
         vec!["lines", run, "--html", "file.html"],
+        vec!["lines", run, "--html"],
         vec!["report", run, "--html", "file.html"],
+        vec!["report", run, "--html"],
         vec!["diff", run, run, "--html", "file.html"],
         vec!["diff", run, run, "--html"],
         vec!["man", "-o", "."],
         vec!["redact", run, "-o", "copy"],
     ]);
     for call in calls {
-        for name in ["file", "file.svg", "file.html", "diff.html", "memtrace.1"] {
+        for name in ["file", "file.svg", "file.html", "diff.html", "lines.html", "report.html", "memtrace.1"] {
             std::fs::write(out.join(name), OLDER).unwrap();
         }
         let before = files(&out);

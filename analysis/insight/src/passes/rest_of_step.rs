@@ -31,8 +31,8 @@ const MIN_EQUAL_ITERATION: usize = 2;
 const MAX_EQUAL: usize = 4096;
 /// At most this many places are compared.
 const MAX_PLACES: usize = 1024;
-/// Blocks that the first step left, and of which it is unknown whether the next step frees them, may have at most 5 %
-/// (1/20) of the result.
+/// Blocks that the first step left, and of which it is unknown whether the next step frees them, do not matter up to
+/// 5 % (1/20) of the result.
 const UNCERTAIN: u64 = 20;
 
 /// The earlier iteration that shows the rest of a step.
@@ -91,6 +91,9 @@ pub struct RestOfStep {
     pub events: Vec<RestEvent>,
     /// The highest number of allocated bytes.
     pub peak: u64,
+    /// The bytes of blocks that the first step left, and that the failed step may free before its peak. `events` keep
+    /// them, so `peak` is an upper bound. 0 if they do not matter.
+    pub uncertain: u64,
 }
 
 /// The allocated bytes during the calls of one module in the forward pass of an interrupted step.
@@ -379,8 +382,8 @@ impl InterruptedStep<'_> {
             }
         }
         let peak = peak_of(&events, self.allocator.usage().allocated);
-        let is_certain = self.uncertain(&place, &matched).saturating_mul(UNCERTAIN) <= peak;
-        is_certain.then_some(RestOfStep { taken_from: place.taken_from, events, peak })
+        let uncertain = Some(self.uncertain(&place, &matched)).filter(|bytes| bytes.saturating_mul(UNCERTAIN) > peak);
+        Some(RestOfStep { taken_from: place.taken_from, events, peak, uncertain: uncertain.unwrap_or(0) })
     }
 
     /// The allocated bytes during the calls of modules in the failed step, by call. Empty if a backward pass has run:
@@ -731,11 +734,10 @@ mod tests {
         assert_eq!(r.rest(&starts[1..], 9, 10), None, "no earlier step");
     }
 
-    /// The blocks that the first step leaves behind make its rest uncertain. A block that is as large as the step
-    /// cannot be ignored, a small one can.
+    /// The blocks that the first step leaves behind make its rest uncertain. A small one can be ignored.
     #[test]
     fn what_the_first_step_leaves_makes_the_rest_uncertain() {
-        for (left, is_certain) in [(1, true), (100, false)] {
+        for (left, uncertain) in [(1, 0), (100, 100)] {
             let mut r = Recorded::new();
             let first = r.here();
             let layers: Vec<u64> = (3..13).map(|stack| r.alloc(stack, 10)).collect();
@@ -744,7 +746,8 @@ mod tests {
             let second = r.here();
             (3..12).for_each(|stack| _ = r.alloc(stack, 10));
             let starts = [(0, first), (1, second)];
-            assert_eq!(r.rest(&starts, 12, 10).is_some(), is_certain, "{left}");
+            let rest = r.rest(&starts, 12, 10).expect("a rest");
+            assert_eq!((rest.peak, rest.uncertain), ((2 * left + 100) * MIB, uncertain * MIB), "{left}");
         }
     }
 

@@ -500,7 +500,7 @@ impl OtherSetting {
             reserved: runs().map(|run| run.policy.reserved()).max().unwrap_or(0),
             step: None,
         };
-        if let Some(rest) = rest.filter(|_| outcome.fits == Some(true)) {
+        if let Some(rest) = rest.filter(|rest| outcome.fits == Some(true) && rest.uncertain == 0) {
             let steps = self.runs.iter_mut().take(orders).filter_map(|run| run.continue_step(rest));
             outcome.step = steps.max_by_key(|step| (step.short, step.peak_reserved));
         }

@@ -5,6 +5,7 @@ use memtrace_trace::file::Frame;
 use memtrace_trace::named;
 
 use super::ids::RuleId;
+use super::modules::FULLY_SHARD;
 
 named! {
     /// A library that runs a training step, or that has the code of a model.
@@ -53,7 +54,6 @@ const CODE: &[(&str, &str, Framework)] = &[
     ("/timm/models/", "", Timm),
     ("/torchtitan/train.py", "forward_backward_step", TorchtitanOptions),
     ("/torchtitan/trainer.py", "forward_backward_step", TorchtitanConfig),
-    ("torch/distributed/fsdp/_fully_shard/", "", Fsdp2),
 ];
 
 impl Framework {
@@ -67,7 +67,9 @@ impl Framework {
         let is_in = |file: &str, function: &str| {
             frame.filename.contains(file) && (function.is_empty() || *frame.name == *function)
         };
-        CODE.iter().find(|(file, function, _)| is_in(file, function)).map(|(_, _, framework)| *framework)
+        let found = CODE.iter().find(|(file, function, _)| is_in(file, function));
+        let is_fully_shard = FULLY_SHARD.iter().any(|folder| is_in(folder, ""));
+        found.map(|(_, _, framework)| *framework).or(is_fully_shard.then_some(Fsdp2))
     }
 
     /// Its setting for the change of a rule. The setting of a model may checkpoint other modules than those that the
@@ -224,7 +226,7 @@ static SETTINGS: &[Setting] = &[
     },
     Setting {
         framework: TorchtitanOptions,
-        rules: &[RuleId::SmallerBatches, RuleId::MoreMicroBatches],
+        rules: &[RuleId::SmallerBatches, RuleId::MoreMicroBatches, RuleId::HalfTheBatch],
         text: "torchtitan: half of --training.local_batch_size, with the same --training.global_batch_size",
         code: &[
             "[training]",
@@ -244,7 +246,7 @@ static SETTINGS: &[Setting] = &[
     },
     Setting {
         framework: TorchtitanConfig,
-        rules: &[RuleId::SmallerBatches, RuleId::MoreMicroBatches],
+        rules: &[RuleId::SmallerBatches, RuleId::MoreMicroBatches, RuleId::HalfTheBatch],
         text: "torchtitan: half of training.local_batch_size, with the same training.global_batch_size",
         code: &[
             "# half of local_batch_size; global_batch_size stays (local_batch_size times the data-parallel degree)",
@@ -260,8 +262,6 @@ static SETTINGS: &[Setting] = &[
             "# after the model is built, before fully_shard(): {layers}",
             "is_one = lambda m: type(m).__name__ in {{classes}}",
             "checkpoint_wrapper.apply_activation_checkpointing(model, check_fn=is_one)",
-            "# with this, gathered parameters are freed between the forward and the backward pass:",
-            "fully_shard(module, reshard_after_forward=True)",
         ],
     },
     Setting {
@@ -303,5 +303,7 @@ mod tests {
         assert_eq!((titan("train"), titan("trainer")), (Some(TorchtitanOptions), Some(TorchtitanConfig)));
         let fsdp = |folder: &str| of(&format!("/x/site-packages/torch/distributed/fsdp/{folder}.py"), "unshard");
         assert_eq!((fsdp("_fully_shard/_fsdp_param_group"), fsdp("_flat_param")), (Some(Fsdp2), None));
+        let composable = "/x/torch/distributed/_composable/fsdp/_fsdp_param_group.py";
+        assert_eq!(of(composable, "unshard"), Some(Fsdp2), "PyTorch 2.4 and 2.5");
     }
 }

@@ -20,7 +20,8 @@ pub fn is_wrapped_module(component: &str) -> bool {
 }
 
 /// Where `fully_shard` is, by PyTorch release.
-const FULLY_SHARD: &[&str] = &["torch/distributed/fsdp/_fully_shard/", "torch/distributed/_composable/fsdp/"];
+pub(super) const FULLY_SHARD: &[&str] =
+    &["torch/distributed/fsdp/_fully_shard/", "torch/distributed/_composable/fsdp/"];
 
 /// The program's own names of its modules' classes.
 #[derive(Clone, Copy, Debug)]

@@ -43,7 +43,7 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
     ],
     link: "https://docs.pytorch.org/docs/stable/checkpoint.html",
     at_most: false,
-    programs: &["compiled", "decoder", "nested", "resnet", "unet"],
+    programs: &["compiled", "decoder", "nested", "resnet", "sharded", "unet"],
     find,
 };
 
@@ -426,7 +426,7 @@ mod tests {
             events.push((time, event));
         }
         let events = events.into_iter().map(|(_, event)| event).collect();
-        let rest = RestOfStep { taken_from: EarlierIteration::Step(0), events, peak: 0 };
+        let rest = RestOfStep { taken_from: EarlierIteration::Step(0), events, peak: 0, uncertain: 0 };
         for find in [NOTHING, LAYERS] {
             assert_eq!(program.with_rest(find, Some(failed), Some(&rest)), two_blocks().peak_with(find));
         }
