@@ -23,6 +23,7 @@ FORMATS = {
     "perfetto": [],
     "speedscope": [],
     "folded": ["--of", "total"],
+    "pprof": [],
     "parquet": [],
     "snapshot, the last 1,000 events": ["--max-events", "1000"],
 }

@@ -1,10 +1,23 @@
-//! Reads the output of another process: up to a size and up to a point in time, whatever the process writes.
+//! Reads what other processes write: up to a size, and from a pipe up to a point in time.
 
+use std::fs::File;
 use std::io::{self, ErrorKind, Read};
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::time::Instant;
 
 use crate::epoll::Epoll;
+
+/// The first `limit` bytes of a file.
+///
+/// # Errors
+///
+/// Those of the system.
+pub(crate) fn read_limited(path: &(impl AsRef<Path> + ?Sized), limit: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(limit).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
 
 /// All that `input`, a pipe, has until its end.
 ///

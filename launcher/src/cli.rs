@@ -818,6 +818,9 @@ pub(crate) enum ExportFormat {
     Speedscope,
     /// The same flame graph as folded stacks, for flamegraph.pl and similar tools
     Folded,
+    /// A profile for `go tool pprof`, Pyroscope and Grafana: bytes and blocks by call stack, at the peak and over the
+    /// run, with device, phase and category as labels
+    Pprof,
     /// Tables of events, blocks, stacks and phases, for DuckDB, Polars, Spark and Ray Data; see
     /// docs/reference/parquet.md
     Parquet,

@@ -61,6 +61,7 @@ mod supervisor;
 mod suspend;
 mod terminal;
 mod unrecordable;
+mod workload;
 mod xla;
 
 use std::process::ExitCode;

@@ -5,15 +5,18 @@
 //! files itself.
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
+use memtrace_analysis::load::Workload;
 use procfs_core::FromRead;
 use procfs_core::process::Stat;
 use rustix::process::Pid;
 use serde_json::{Map, Value, json};
+
+use crate::bounded_read::read_limited;
+use crate::workload;
 
 /// The maximum length of the figures of a process, in bytes.
 const STAT_LIMIT: u64 = 4096;
@@ -209,6 +212,12 @@ impl ProcessDir {
         !self.is_of_our_user() && !rustix::process::geteuid().is_root()
     }
 
+    /// The pod, container, Slurm job and user of the process `pid`, whose folder this is.
+    pub(crate) fn workload(&self, pid: u32) -> Workload {
+        let environment = self.environment();
+        workload::of_recorded(pid, &|name| environment.get(name)?.as_str().map(str::to_owned))
+    }
+
     /// The environment variables that describe a training process, with their values at its start.
     fn environment(&self) -> Map<String, Value> {
         let pairs = self.list("environ", ENVIRONMENT_LIMIT);
@@ -219,7 +228,7 @@ impl ProcessDir {
     }
 
     /// The info object of a trace, which describes the recorded process. `pid` is its process id.
-    pub(crate) fn info(&self, pid: u32) -> Value {
+    pub(crate) fn info(&self, pid: u32, workload: &Workload) -> Value {
         let stat = self.stat();
         let exe = std::fs::read_link(self.path.join("exe")).ok();
         let cwd = std::fs::read_link(self.path.join("cwd")).ok();
@@ -232,6 +241,7 @@ impl ProcessDir {
             "exe": exe.map(|p| p.to_string_lossy().into_owned()),
             "start_ns": stat.and_then(|stat| crate::host::boot_ticks_to_epoch_ns(stat.starttime)),
             "env": self.environment(),
+            "workload": workload,
             "host": crate::host::name(),
         })
     }
@@ -270,7 +280,8 @@ fn is_of_interest(name: &str) -> bool {
     ];
     const SECRETS: &[&str] =
         &["TOKEN", "JWT", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "KEY", "AUTH", "COOKIE", "PRIVATE"];
-    (NAMES.contains(&name) || PREFIXES.iter().any(|p| name.starts_with(p))) && !SECRETS.iter().any(|s| name.contains(s))
+    let is_named = NAMES.contains(&name) || PREFIXES.iter().any(|p| name.starts_with(p));
+    (is_named || workload::is_variable(name)) && !SECRETS.iter().any(|s| name.contains(s))
 }
 
 /// The running processes that descend from a process.
@@ -306,12 +317,6 @@ fn parse_stat(bytes: &[u8]) -> Option<Stat> {
     is_complete.then(|| Stat::from_read(bytes).ok())?
 }
 
-fn read_limited(path: &(impl AsRef<std::path::Path> + ?Sized), limit: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path)?.take(limit).read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -319,7 +324,7 @@ mod tests {
     #[test]
     fn info_describes_this_process() {
         let dir = ProcessDir::of(std::process::id());
-        let info = dir.info(std::process::id());
+        let info = dir.info(std::process::id(), &Workload::default());
         assert_eq!(info["pid"], std::process::id());
         assert!(info["argv"][0].as_str().unwrap().contains("memtrace"));
         assert!(info["start_ns"].as_u64().unwrap() > 1_600_000_000_000_000_000);
@@ -354,12 +359,12 @@ mod tests {
         let dir = ProcessDir::of(u32::MAX >> 1);
         assert_eq!(dir.thread_name(1), None);
         assert_eq!(dir.start_time(), None);
-        assert!(dir.info(1)["argv"].as_array().unwrap().is_empty());
+        assert!(dir.info(1, &Workload::default())["argv"].as_array().unwrap().is_empty());
     }
 
     #[test]
     fn secrets_are_left_out() {
-        assert!(is_of_interest("SLURM_PROCID") && is_of_interest("RANK"));
+        assert!(is_of_interest("SLURM_PROCID") && is_of_interest("RANK") && is_of_interest("POD_NAME"));
         assert!(!is_of_interest("SLURM_JWT") && !is_of_interest("HOME") && !is_of_interest("NVIDIA_API_KEY"));
     }
 }

@@ -9,28 +9,47 @@ use std::ffi::{c_char, c_void};
 /// The identifier of the table.
 pub const ID: [u8; 16] = *b"simcuda-bridge-1";
 
+/// A process that uses a device, as NVML lists it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct ListedProcess {
+    /// Its process id.
+    pub pid: u32,
+    /// Whether it is a client of MPS.
+    pub is_mps: bool,
+    /// The memory that it uses, in bytes.
+    pub bytes: u64,
+    /// The GPU instance in which it runs, or [`ListedProcess::NO_INSTANCE`].
+    pub instance: u32,
+}
+
+impl ListedProcess {
+    /// NVML's number of no instance.
+    pub const NO_INSTANCE: u32 = u32::MAX;
+}
+
 /// The processes that use a device.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Processes {
     count: usize,
-    /// The id of each process, and its bytes. Entries beyond `count` are 0.
-    entries: [[u64; 2]; Processes::MAX],
+    /// Entries beyond `count` are 0.
+    entries: [ListedProcess; Processes::MAX],
 }
 
 impl Processes {
     /// The maximum number of processes. Others are left out.
     const MAX: usize = 256;
 
-    /// The list of these process ids and bytes.
-    pub fn new(processes: &[(u32, u64)]) -> Self {
-        let mut entries = [[0; 2]; Self::MAX];
-        entries.iter_mut().zip(processes).for_each(|(to, (pid, bytes))| *to = [u64::from(*pid), *bytes]);
+    /// The list of these processes.
+    pub fn new(processes: &[ListedProcess]) -> Self {
+        let mut entries = [ListedProcess::default(); Self::MAX];
+        entries.iter_mut().zip(processes).for_each(|(to, process)| *to = *process);
         Processes { count: processes.len().min(Self::MAX), entries }
     }
 
-    /// The id of each process, and its bytes.
-    pub fn entries(&self) -> &[[u64; 2]] {
+    /// The processes.
+    pub fn entries(&self) -> &[ListedProcess] {
         &self.entries[..self.count]
     }
 }
@@ -82,6 +101,8 @@ pub struct Bridge {
     /// Writes the path of the program of a process that is no part of the simulation, with a NUL, into a buffer of so
     /// many bytes. Returns whether it knows the process.
     pub other_process_name: unsafe extern "C" fn(u32, *mut c_char, usize) -> bool,
+    /// Whether the devices are divided into instances (MIG).
+    pub is_divided: extern "C" fn() -> bool,
     /// The memory of each device that only NVML reports, in bytes.
     pub reserved_bytes: extern "C" fn() -> u64,
     /// Counts a call of a stub. Argument: its name as a C string.

@@ -55,6 +55,8 @@ pub struct Config {
     /// The folder through which processes share that capacity (`SIMCUDA_SHARED`). Without it, each process has all of
     /// it.
     pub shared: Option<PathBuf>,
+    /// Whether allocations beyond the capacity succeed, with memory of the host (`SIMCUDA_SPILL`).
+    pub spills: bool,
     /// The device memory that an executable graph takes for each of its nodes, in bytes (`SIMCUDA_GRAPH_NODE`).
     pub graph_node_bytes: u64,
     /// The device memory that a context takes, in bytes (`SIMCUDA_CONTEXT`).
@@ -65,6 +67,8 @@ pub struct Config {
     pub eager_loading: bool,
     /// Processes of others that use the devices (`SIMCUDA_PROCESSES`).
     pub other_processes: Vec<OtherProcess>,
+    /// Whether the devices are divided into instances (`SIMCUDA_MIG`).
+    pub mig: Mig,
     /// The memory of each device that the driver and the firmware keep for themselves, in bytes (`SIMCUDA_RESERVED`).
     /// Only NVML reports it, in addition to the capacity.
     pub reserved_bytes: u64,
@@ -96,20 +100,68 @@ pub struct OtherProcess {
     pub bytes: u64,
     /// The physical ordinal of the device.
     pub device: u32,
+    /// The GPU instance in which it runs, where devices are divided. `None` if NVML does not report it.
+    pub instance: Option<u32>,
+    /// Whether it is a client of MPS.
+    pub is_mps: bool,
+}
+
+/// The division of all devices into instances (`SIMCUDA_MIG`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mig {
+    /// The devices are not divided.
+    #[default]
+    Off,
+    /// The programs of the simulation run in this GPU instance.
+    Instance(u32),
+    /// NVML does not report the instance of the programs of the simulation.
+    Unknown,
+}
+
+impl Mig {
+    fn parse(text: &str) -> Option<Self> {
+        if text == "unknown" { Some(Mig::Unknown) } else { text.parse().ok().map(Mig::Instance) }
+    }
+
+    /// The GPU instance of the programs of the simulation, as NVML reports it.
+    pub fn instance(self) -> Option<u32> {
+        match self {
+            Mig::Instance(instance) => Some(instance),
+            Mig::Off | Mig::Unknown => None,
+        }
+    }
 }
 
 impl OtherProcess {
-    /// Parses `PID:NAME:SIZE` or `PID:NAME:SIZE@DEVICE`. `None` if the text is something else.
+    /// Parses `PID:NAME:SIZE`, `PID:NAME:SIZE@DEVICE` or one of them with `/migINSTANCE` and `/mps`. `None` if the text
+    /// is something else.
     fn parse(text: &str) -> Option<Self> {
         let (pid, rest) = text.trim().split_once(':')?;
         let (name, rest) = rest.rsplit_once(':')?;
-        let (size, device) = rest.split_once('@').unwrap_or((rest, "0"));
-        Some(OtherProcess {
+        let mut words = rest.split('/');
+        let memory = words.next()?;
+        let (size, device) = memory.split_once('@').unwrap_or((memory, "0"));
+        let mut process = OtherProcess {
             pid: pid.parse().ok()?,
             name: name.to_owned(),
             bytes: parse_size(size)?,
             device: device.parse().ok()?,
-        })
+            instance: None,
+            is_mps: false,
+        };
+        for word in words {
+            match word.strip_prefix("mig") {
+                Some(instance) => process.instance = Some(instance.parse().ok()?),
+                None if word == "mps" => process.is_mps = true,
+                None => return None,
+            }
+        }
+        Some(process)
+    }
+
+    /// Whether it uses the same memory of its device as the programs of the simulation.
+    pub fn shares_memory(&self, mig: Mig) -> bool {
+        mig == Mig::Off || self.instance.is_some() && self.instance == mig.instance()
     }
 
     /// Parses several, with commas in between.
@@ -189,7 +241,9 @@ impl Config {
                 Vec::new(),
                 OtherProcess::parse_list,
             ),
+            mig: read(lookup("SIMCUDA_MIG"), "SIMCUDA_MIG", Mig::Off, Mig::parse),
             reserved_bytes: size("SIMCUDA_RESERVED", 0),
+            spills: number("SIMCUDA_SPILL", 0.0) != 0.0,
             graph_node_bytes: size("SIMCUDA_GRAPH_NODE", 0),
             kernel_ns: (number("SIMCUDA_KERNEL_US", 0.0) * 1000.0) as u64,
             model: Model {
@@ -243,7 +297,13 @@ mod tests {
 
     #[test]
     fn other_processes() {
-        let process = |name: &str, device| OtherProcess { pid: 7, name: name.to_owned(), bytes: 2 << 30, device };
+        let process = |name: &str, device| {
+            let (name, bytes, instance, is_mps) = (name.to_owned(), 2 << 30, None, false);
+            OtherProcess { pid: 7, name, bytes, device, instance, is_mps }
+        };
+        let divided = OtherProcess { instance: Some(3), is_mps: true, ..process("a", 1) };
+        assert_eq!(OtherProcess::parse_list("7:a:2G@1/mig3/mps"), Some(vec![divided]));
+        assert_eq!(OtherProcess::parse_list("7:a:2G/mug"), None);
         assert_eq!(OtherProcess::parse_list("7:/usr/bin/python:2G"), Some(vec![process("/usr/bin/python", 0)]));
         assert_eq!(OtherProcess::parse_list("7:a:b:2G@1,7:x:2G"), Some(vec![process("a:b", 1), process("x", 0)]));
         assert_eq!(OtherProcess::parse_list("7:2G"), None);

@@ -1,7 +1,7 @@
 //! One device: its capacity and the memory in use.
 
 use crate::backing::round_up;
-use crate::config::{MIB, OtherProcess};
+use crate::config::{MIB, Mig, OtherProcess};
 use crate::error::{Error, Result};
 use crate::shared::SharedUsage;
 
@@ -23,6 +23,8 @@ pub struct Device {
     others: Vec<(u32, u64)>,
     /// The bytes of small allocations, where these share pages.
     small: Option<u64>,
+    /// Whether allocations beyond the capacity succeed, as where the driver has memory of the host for them.
+    spills: bool,
     /// Whether the primary context exists.
     pub primary_active: bool,
     /// When all work issued to the device so far is done, in nanoseconds of virtual time.
@@ -33,13 +35,24 @@ impl Device {
     /// Creates a device with `total` bytes, of which this process uses none. With `shared`, other processes can use
     /// some.
     pub fn new(physical: u32, total: u64, shared: Option<SharedUsage>) -> Self {
-        let (others, small) = (Vec::new(), None);
-        Device { physical, total, used: 0, peak: 0, shared, others, small, primary_active: false, busy_until: 0 }
+        Device {
+            physical,
+            total,
+            used: 0,
+            peak: 0,
+            shared,
+            others: Vec::new(),
+            small: None,
+            spills: false,
+            primary_active: false,
+            busy_until: 0,
+        }
     }
 
     /// Adds the processes of others that use this device.
-    pub fn with_others(mut self, processes: &[OtherProcess]) -> Self {
-        let own = processes.iter().filter(|process| process.device == self.physical);
+    pub fn with_others(mut self, processes: &[OtherProcess], mig: Mig) -> Self {
+        let is_here = |process: &&OtherProcess| process.device == self.physical && process.shares_memory(mig);
+        let own = processes.iter().filter(is_here);
         self.others = own.map(|process| (process.pid, process.bytes)).collect();
         self
     }
@@ -47,6 +60,12 @@ impl Device {
     /// Makes small allocations share pages of 2 MiB, as the real driver does, if `shares`.
     pub fn with_shared_pages(mut self, shares: bool) -> Self {
         self.small = shares.then_some(0);
+        self
+    }
+
+    /// Lets allocations beyond the capacity succeed, if `spills`. The free memory stays 0 then.
+    pub fn with_spilling(mut self, spills: bool) -> Self {
+        self.spills = spills;
         self
     }
 
@@ -79,7 +98,8 @@ impl Device {
 
     /// Uses `bytes`. Fails without using any if not enough is free.
     pub fn take(&mut self, bytes: u64) -> Result<()> {
-        let capacity = self.total.saturating_sub(self.others.iter().map(|(_, bytes)| bytes).sum());
+        let on_device = self.total.saturating_sub(self.others.iter().map(|(_, bytes)| bytes).sum());
+        let capacity = if self.spills { u64::MAX } else { on_device };
         let shared = self.shared.as_mut().and_then(|shared| shared.take(self.physical, bytes, capacity).ok());
         // Without a file, as when the folder of the run was removed, the process has the device for itself.
         shared.unwrap_or(if bytes > capacity.saturating_sub(self.used) { Err(Error::OutOfMemory) } else { Ok(()) })?;
@@ -143,12 +163,24 @@ mod tests {
     #[test]
     fn others_use_capacity() {
         let others = [(7, 30, 0), (8, 50, 1)];
-        let others = others.map(|(pid, bytes, device)| OtherProcess { pid, name: String::new(), bytes, device });
-        let mut device = Device::new(0, 100, None).with_others(&others);
+        let others = others.map(|(pid, bytes, device)| {
+            let (name, instance, is_mps) = (String::new(), None, false);
+            OtherProcess { pid, name, bytes, device, instance, is_mps }
+        });
+        let mut device = Device::new(0, 100, None).with_others(&others, Mig::Off);
         assert_eq!((device.free(), device.used()), (70, 0));
         assert_eq!(device.take(71), Err(Error::OutOfMemory));
         assert_eq!(device.take(70), Ok(()));
         assert_eq!(device.processes(), [(std::process::id(), 70), (7, 30)]);
+    }
+
+    #[test]
+    fn allocations_beyond_the_capacity_spill() {
+        let mut device = Device::new(0, 100, None).with_spilling(true);
+        assert_eq!(device.take(130), Ok(()));
+        assert_eq!((device.free(), device.used(), device.total()), (0, 130, 100));
+        device.give(40);
+        assert_eq!(device.free(), 10);
     }
 
     #[test]

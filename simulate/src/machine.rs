@@ -2,6 +2,7 @@
 
 use crate::array::Shape;
 use crate::backing::{self, Extent};
+use crate::bridge::ListedProcess;
 use crate::checkpoint::Gate;
 use crate::config::{Config, MIB};
 use crate::context::Contexts;
@@ -98,8 +99,9 @@ impl Machine {
         let shared = config.shared.as_deref().map(SharedUsage::new);
         let device = |physical| {
             Device::new(physical, config.memory_bytes, shared.clone())
-                .with_others(&config.other_processes)
+                .with_others(&config.other_processes, config.mig)
                 .with_shared_pages(config.library_memory)
+                .with_spilling(config.spills)
         };
         let devices: Vec<Device> = config.visible.iter().copied().map(device).collect();
         let mut handles = Handles::default();
@@ -131,14 +133,28 @@ impl Machine {
         self.devices.get_mut(ordinal).ok_or(Error::InvalidDevice)
     }
 
-    /// The processes that use a device, and the bytes that each uses, by its physical ordinal. Hidden devices are known
-    /// only where processes share them.
-    pub fn processes(&self, physical: u32) -> Vec<(u32, u64)> {
+    /// The processes that use a device, by its physical ordinal. Hidden devices are known only where processes share
+    /// them.
+    pub fn processes(&self, physical: u32) -> Vec<ListedProcess> {
         let visible = self.devices.iter().find(|device| device.physical == physical);
         let hidden =
             || Device::new(physical, self.config.memory_bytes, self.config.shared.as_deref().map(SharedUsage::new));
-        let others = &self.config.other_processes;
-        visible.map_or_else(|| hidden().with_others(others).processes(), Device::processes)
+        let (others, mig) = (&self.config.other_processes, self.config.mig);
+        let of_memory = visible.map_or_else(|| hidden().with_others(others, mig).processes(), Device::processes);
+        // Those in other instances use other memory.
+        let of_other_memory = others.iter().filter(|other| other.device == physical && !other.shares_memory(mig));
+        let all = of_memory.into_iter().chain(of_other_memory.map(|other| (other.pid, other.bytes)));
+        let listed = all.map(|(pid, bytes)| {
+            let other = others.iter().find(|other| other.pid == pid);
+            let instance = other.map_or(mig.instance(), |other| other.instance);
+            ListedProcess {
+                pid,
+                bytes,
+                is_mps: other.is_some_and(|other| other.is_mps),
+                instance: instance.unwrap_or(ListedProcess::NO_INSTANCE),
+            }
+        });
+        listed.collect()
     }
 
     /// The path of the program of a process that is no part of the simulation. `None` for other processes.

@@ -11,6 +11,7 @@
 //! ```
 
 mod background;
+mod block_sums;
 mod csv;
 mod flame_graph;
 mod frames;
@@ -20,17 +21,20 @@ mod page_data;
 mod perfetto;
 mod phrase;
 mod pickle;
+mod pprof;
 mod snapshot;
 mod sources;
 mod tables;
 mod timeline;
 mod window;
 
+pub use block_sums::FlameWeight;
 pub use csv::blocks_csv;
-pub use flame_graph::{FlameFormat, FlameWeight, flame_graph};
+pub use flame_graph::{FlameFormat, flame_graph};
 pub use frames::SYNTHETIC;
 pub use page_data::{PageDataOptions, RankSeries, page_data, rank_totals};
 pub use perfetto::perfetto;
+pub use pprof::pprof;
 pub use snapshot::{SnapshotOptions, SnapshotReport, snapshot};
 pub use tables::{
     RANKS_FILE, RANKS_TABLE, RankAssignment, RankRow, RowDevice, RowExit, RowPeaks, RowProcess, RowRun, TABLES,

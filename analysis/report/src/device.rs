@@ -37,8 +37,7 @@ impl TextReport {
         let share = share_text(state.used_bytes, memory.total_bytes);
         self.list(&format!("{what}: {used} of {} ({share}), as nvidia-smi shows it", size_text(memory.total_bytes)));
         for part in &state.parts {
-            let pid = part.pid.map(|pid| format!(" (process {pid})")).unwrap_or_default();
-            self.row(part.bytes, state.used_bytes, &format!("{}{pid}", part.name));
+            self.row(part.bytes, state.used_bytes, &part.label);
         }
         for (bytes, what) in [
             (state.pinned_host_bytes, "pinned host memory of this process"),
@@ -63,6 +62,10 @@ impl TextReport {
             OtherProcesses::OtherPids => self.note(
                 "NVML does not list this process, as in some containers: processes that use the device since before \
                  the run count as others",
+            ),
+            OtherProcesses::UnknownInstance => self.note(
+                "the GPU is divided into instances (MIG), and NVML does not report in which one this process runs, so \
+                 other processes are not separated",
             ),
             OtherProcesses::Unknown => self.note(
                 "NVML has no figures from before the run, so other processes are not separated: what they take after \
@@ -93,7 +96,7 @@ impl TextReport {
         let parts: Vec<_> = state.parts.iter().filter(|part| part.bytes > 0).collect();
         let (listed, rest) = parts.split_at(parts.len().min(SHORT_PARTS));
         let mut texts: Vec<String> =
-            listed.iter().map(|part| format!("{} {}", part.name, size_text(part.bytes))).collect();
+            listed.iter().map(|part| format!("{} {}", part.label, size_text(part.bytes))).collect();
         if !rest.is_empty() {
             let bytes = rest.iter().map(|part| part.bytes).sum();
             let others = if rest.len() == 1 { "other" } else { "others" };

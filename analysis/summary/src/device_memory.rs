@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use memtrace_input::load::{DeviceSample, DeviceSamples};
+use memtrace_input::load::{DeviceSample, DeviceSamples, SampledProcess, Workload};
 use memtrace_insight::passes::{DeviceMemory, DeviceMemoryState};
 use memtrace_replay::Owner;
 use memtrace_trace::clock::Calibration;
@@ -51,6 +51,8 @@ pub enum OtherProcesses {
     OtherPids,
     /// There are none: it is the simulated device of a dry run, and no other process of the run uses it.
     None,
+    /// Not at all: the device is divided into instances (MIG), and NVML does not report in which one this process runs.
+    UnknownInstance,
     /// Not at all: there are no samples of NVML from before the process used the device.
     Unknown,
 }
@@ -85,13 +87,39 @@ pub struct DeviceBreakdown {
 pub struct DevicePart {
     /// The kind of memory.
     pub kind: DevicePartKind,
-    /// The name in reports, for example `NCCL`.
+    /// The name, for example `NCCL`, or that of the program of another process.
     pub name: String,
+    /// The name in reports. That of another process has its id and its pod, job, container or user: `python3 (process
+    /// 4711, pod trainer-7f)`.
+    pub label: String,
     /// The bytes.
     pub bytes: u64,
     /// The process id, for another process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
+    /// The pod, container, Slurm job and user of another process. Absent if they are unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workload: Option<Workload>,
+    /// Whether NVML lists another process as a client of MPS.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_mps: bool,
+}
+
+impl DevicePart {
+    /// A part of this process or of the driver.
+    pub(crate) fn new(kind: DevicePartKind, name: &str, bytes: u64) -> DevicePart {
+        let (name, label) = (name.to_owned(), name.to_owned());
+        DevicePart { kind, name, label, bytes, pid: None, workload: None, is_mps: false }
+    }
+
+    /// The part of another process.
+    fn of_process(name: String, process: &SampledProcess, workload: Option<Workload>, bytes: u64) -> DevicePart {
+        let (pid, is_mps) = (process.pid, process.is_mps);
+        let text = workload.as_ref().and_then(Workload::text).map(|text| format!(", {text}")).unwrap_or_default();
+        let mps = if is_mps { ", MPS client" } else { "" };
+        let label = format!("{name} (process {pid}{text}{mps})");
+        DevicePart { kind: DevicePartKind::OtherProcess, name, label, bytes, pid: Some(pid), workload, is_mps }
+    }
 }
 
 /// A kind of memory on a device.
@@ -159,7 +187,7 @@ pub(crate) struct DeviceInputs<'a> {
 /// Divides the memory of a device.
 pub(crate) fn device_memory(memory: &DeviceMemory, inputs: &DeviceInputs<'_>) -> DeviceMemorySummary {
     let others = Others::of(memory, inputs);
-    let breakdown = |state: &DeviceMemoryState| breakdown(state, memory, inputs, others.as_ref());
+    let breakdown = |state: &DeviceMemoryState| breakdown(state, memory, inputs, others.as_ref().ok());
     let point = |state: &DeviceMemoryState| {
         let reserved = bytes_of_allocator(state);
         DeviceMemoryPoint {
@@ -181,7 +209,7 @@ pub(crate) fn device_memory(memory: &DeviceMemory, inputs: &DeviceInputs<'_>) ->
         at_end: breakdown(&memory.end),
         readings: memory.readings,
         over_time: memory.over_time.iter().map(point).collect(),
-        other_processes: others.as_ref().map_or(OtherProcesses::Unknown, |others| others.separation),
+        other_processes: others.as_ref().map_or_else(|unknown| *unknown, |others| others.separation),
         nvml_process_peak_bytes: own.max().filter(|bytes| *bytes > 0),
     }
 }
@@ -192,7 +220,7 @@ pub(crate) fn device_breakdown(
     memory: &DeviceMemory,
     inputs: &DeviceInputs<'_>,
 ) -> DeviceBreakdown {
-    breakdown(state, memory, inputs, Others::of(memory, inputs).as_ref())
+    breakdown(state, memory, inputs, Others::of(memory, inputs).as_ref().ok())
 }
 
 fn bytes_of_allocator(state: &DeviceMemoryState) -> u64 {
@@ -216,24 +244,34 @@ struct Others<'a> {
     /// The pids that count as others. `None`: all but this process's own.
     only: Option<Vec<u32>>,
     own: u32,
+    /// The instance of the device (MIG) in which this process runs. Processes of other instances use other memory.
+    instance: Option<u32>,
     /// Memory that was in use before this process and belongs to no listed process.
     before: u64,
     separation: OtherProcesses,
 }
 
 impl<'a> Others<'a> {
-    /// `None` if other processes are possible, and no sample is older than the process's use of the device.
-    fn of(memory: &DeviceMemory, inputs: &DeviceInputs<'a>) -> Option<Others<'a>> {
+    /// Fails if other processes are possible and cannot be separated: no sample is older than the process's use of the
+    /// device, or the instance of the process is unknown.
+    fn of(memory: &DeviceMemory, inputs: &DeviceInputs<'a>) -> Result<Others<'a>, OtherProcesses> {
         if inputs.is_only_process {
             let (own, separation) = (inputs.pid, OtherProcesses::None);
-            return Some(Others { samples: &[], only: None, own, before: 0, separation });
+            return Ok(Others { samples: &[], only: None, own, instance: None, before: 0, separation });
         }
-        let device = inputs.samples.device(inputs.pci)?;
-        let first = device.samples.first()?;
+        let device = inputs.samples.device(inputs.pci).ok_or(OtherProcesses::Unknown)?;
+        let first = device.samples.first().ok_or(OtherProcesses::Unknown)?;
         let (started_ns, ended_ns) = inputs.recorded_ns;
         if first.time_ns > started_ns || bytes_of(first, inputs.pid).is_some() {
-            return None;
+            return Err(OtherProcesses::Unknown);
         }
+        let instance = if device.is_divided {
+            let listed = device.samples.iter().flat_map(|sample| &sample.processes);
+            let own = listed.filter(|process| process.pid == inputs.pid).find_map(|process| process.gpu_instance);
+            Some(own.ok_or(OtherProcesses::UnknownInstance)?)
+        } else {
+            None
+        };
         // A process can end before any sample. Only a sample from while it used the device can lack it.
         let first_reading = memory.over_time.first().map_or(u64::MAX, |first| inputs.calibration.epoch_ns(first.ticks));
         let during = |sample: &&DeviceSample| (first_reading..=ended_ns).contains(&sample.time_ns);
@@ -247,7 +285,9 @@ impl<'a> Others<'a> {
             samples: &device.samples,
             only,
             own: inputs.pid,
-            before: first.used_bytes.saturating_sub(listed),
+            instance,
+            // The used bytes of a divided device are those of all instances.
+            before: if instance.is_some() { 0 } else { first.used_bytes.saturating_sub(listed) },
             separation: OtherProcesses::Steady,
         };
         let at_first = others.at_sample(first);
@@ -258,18 +298,21 @@ impl<'a> Others<'a> {
         } else {
             OtherProcesses::Steady
         };
-        Some(others)
+        Ok(others)
     }
 
-    /// The other processes in a sample, and their bytes.
-    fn at_sample(&self, sample: &DeviceSample) -> Vec<(u32, u64)> {
-        let is_other = |pid: u32| pid != self.own && self.only.as_ref().is_none_or(|only| only.contains(&pid));
-        let processes = sample.processes.iter().filter(|process| is_other(process.pid));
-        processes.map(|process| (process.pid, process.bytes.unwrap_or(0))).collect()
+    /// The other processes in a sample.
+    fn at_sample(&self, sample: &DeviceSample) -> Vec<SampledProcess> {
+        let is_other = |process: &&SampledProcess| {
+            process.pid != self.own
+                && self.only.as_ref().is_none_or(|only| only.contains(&process.pid))
+                && self.instance.is_none_or(|instance| process.gpu_instance == Some(instance))
+        };
+        sample.processes.iter().filter(is_other).copied().collect()
     }
 
     /// The other processes at a time: those of the latest sample before it.
-    fn at(&self, time_ns: u64) -> Vec<(u32, u64)> {
+    fn at(&self, time_ns: u64) -> Vec<SampledProcess> {
         let after = self.samples.partition_point(|sample| sample.time_ns <= time_ns);
         self.samples.get(after.saturating_sub(1)).map(|sample| self.at_sample(sample)).unwrap_or_default()
     }
@@ -309,16 +352,21 @@ fn breakdown(
     };
     match others {
         Some(others) => {
-            for (pid, bytes) in others.at(time_ns) {
-                let name = match inputs.processes.get(&pid).map(String::as_str) {
-                    Some(name) => format!("{name} of this run"),
-                    None if others.only.is_some() => "a process".to_owned(),
-                    None => inputs.samples.process_name(pid).unwrap_or("a process").to_owned(),
+            for process in others.at(time_ns) {
+                let pid = process.pid;
+                let (name, workload) = match inputs.processes.get(&pid).map(String::as_str) {
+                    Some(name) => (format!("{name} of this run"), None),
+                    // NVML's process ids are not those of the host that was asked for names.
+                    None if others.only.is_some() => ("a process".to_owned(), None),
+                    None => {
+                        let name = inputs.samples.process_name(pid).unwrap_or("a process");
+                        (name.to_owned(), inputs.samples.workload(pid).cloned())
+                    }
                 };
-                parts.add_process(&name, pid, take(bytes));
+                parts.add_process(name, &process, workload, take(process.bytes.unwrap_or(0)));
             }
             let first = memory.over_time.first().map_or(time_ns, |first| inputs.calibration.epoch_ns(first.ticks));
-            let others_then = sum(others.at(first).iter().map(|(_, bytes)| *bytes));
+            let others_then = sum(others.at(first).iter().filter_map(|process| process.bytes));
             let before = take(others.before);
             parts.add(DevicePartKind::BeforeProcess, "in use before by no listed process", before);
             let context = at_creation.saturating_sub(others_then).saturating_sub(others.before);
@@ -334,12 +382,7 @@ fn breakdown(
     let mut parts = parts.0;
     parts.sort_by(|a, b| b.bytes.cmp(&a.bytes).then(a.kind.cmp(&b.kind)).then_with(|| a.name.cmp(&b.name)));
     let unattributed = state.used.saturating_sub(attributed);
-    parts.push(DevicePart {
-        kind: DevicePartKind::Unattributed,
-        name: "unattributed".to_owned(),
-        bytes: unattributed,
-        pid: None,
-    });
+    parts.push(DevicePart::new(DevicePartKind::Unattributed, "unattributed", unattributed));
     DeviceBreakdown {
         time_ns,
         seq: state.seq,
@@ -363,14 +406,13 @@ impl Parts {
         }
         match self.0.iter_mut().find(|part| part.kind == kind && part.name == name) {
             Some(part) => part.bytes = part.bytes.saturating_add(bytes),
-            None => self.0.push(DevicePart { kind, name: name.to_owned(), bytes, pid: None }),
+            None => self.0.push(DevicePart::new(kind, name, bytes)),
         }
     }
 
-    fn add_process(&mut self, name: &str, pid: u32, bytes: u64) {
+    fn add_process(&mut self, name: String, process: &SampledProcess, workload: Option<Workload>, bytes: u64) {
         if bytes > 0 {
-            let kind = DevicePartKind::OtherProcess;
-            self.0.push(DevicePart { kind, name: name.to_owned(), bytes, pid: Some(pid) });
+            self.0.push(DevicePart::of_process(name, process, workload, bytes));
         }
     }
 }

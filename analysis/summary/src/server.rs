@@ -636,12 +636,7 @@ mod tests {
 
     #[test]
     fn a_safe_utilization_leaves_the_profiled_activations_their_memory() {
-        let pytorch = DevicePart {
-            kind: DevicePartKind::PytorchAllocated,
-            name: "PyTorch allocated".to_owned(),
-            bytes: 90 * GIB,
-            pid: None,
-        };
+        let pytorch = DevicePart::new(DevicePartKind::PytorchAllocated, "PyTorch allocated", 90 * GIB);
         let at_peak = DeviceBreakdown { used_bytes: 94 * GIB, parts: vec![pytorch], ..DeviceBreakdown::default() };
         let memory = DeviceMemorySummary {
             total_bytes: 100 * GIB,

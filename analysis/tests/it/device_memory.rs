@@ -4,7 +4,7 @@ use std::path::Path;
 
 use memtrace_analysis::load::{
     DeviceSamples, DeviceSamplesLine, Manifest, MemoryRecording, Process, SampledProcess, SimulatedGpus,
-    UnrecordableProcess,
+    UnrecordableProcess, Workload,
 };
 use memtrace_analysis::report::{
     DeviceBreakdown, DeviceMemorySummary, DevicePartKind, OtherProcesses, Section, TextOptions, section_text,
@@ -113,8 +113,8 @@ fn parts(state: &DeviceBreakdown) -> Vec<(&str, u64)> {
 
 /// Samples from before the run: another process uses 100 MiB of the context's 300, and NVML lists 8 MiB for no process.
 fn samples(of_own: Option<u64>, other_later: u64) -> Vec<DeviceSamplesLine> {
-    let other = |bytes| SampledProcess { pid: 4242, bytes: Some(bytes) };
-    let own = of_own.map(|bytes| SampledProcess { pid: 7, bytes: Some(bytes) });
+    let other = |bytes| SampledProcess { pid: 4242, bytes: Some(bytes), ..SampledProcess::default() };
+    let own = of_own.map(|bytes| SampledProcess { pid: 7, bytes: Some(bytes), ..SampledProcess::default() });
     let later: u64 = other_later + of_own.unwrap_or(0);
     vec![
         DeviceSamplesLine::Device {
@@ -123,8 +123,9 @@ fn samples(of_own: Option<u64>, other_later: u64) -> Vec<DeviceSamplesLine> {
             name: String::new(),
             total_bytes: TOTAL,
             reserved_bytes: MIB,
+            is_divided: false,
         },
-        DeviceSamplesLine::Process { pid: 4242, name: "vllm".to_owned() },
+        DeviceSamplesLine::Process { pid: 4242, name: "vllm".to_owned(), workload: Workload::default() },
         DeviceSamplesLine::Sample { time_ns: 0, device: 1, used_bytes: 108 * MIB, processes: vec![other(100 * MIB)] },
         DeviceSamplesLine::Sample {
             time_ns: 11_500,
@@ -189,6 +190,66 @@ fn samples_of_nvml_separate_other_processes() {
 }
 
 #[test]
+fn other_processes_have_their_pods_and_are_clients_of_mps() {
+    let mut samples = samples(Some(390 * MIB), 100 * MIB);
+    for line in &mut samples {
+        match line {
+            DeviceSamplesLine::Process { workload, .. } => {
+                workload.pod = Some("trainer-7f".to_owned());
+                workload.user = Some("root".to_owned());
+            }
+            DeviceSamplesLine::Sample { processes, .. } => processes.iter_mut().for_each(|one| one.is_mps = true),
+            _ => {}
+        }
+    }
+    let summary = summary(samples);
+    let other = memory(&summary).at_peak.parts.iter().find(|part| part.kind == DevicePartKind::OtherProcess).unwrap();
+    assert_eq!(other.workload.as_ref().unwrap().pod.as_deref(), Some("trainer-7f"));
+    let text = section_text(&summary, Section::named("device").unwrap(), &TextOptions::default());
+    assert!(text.contains("100 MiB   20 %  vllm (process 4242, pod trainer-7f, MPS client)"), "{text}");
+}
+
+/// The samples of a device that is divided, on which the other process and this one run in these instances.
+fn divided(other: Option<u32>, own: Option<u32>) -> Vec<DeviceSamplesLine> {
+    let mut samples = samples(Some(390 * MIB), 100 * MIB);
+    for line in &mut samples {
+        match line {
+            DeviceSamplesLine::Device { is_divided, .. } => *is_divided = true,
+            DeviceSamplesLine::Sample { processes, .. } => {
+                processes.iter_mut().for_each(|one| one.gpu_instance = if one.pid == 7 { own } else { other });
+            }
+            _ => {}
+        }
+    }
+    samples
+}
+
+#[test]
+fn processes_of_other_instances_use_other_memory() {
+    let summary = summary(divided(Some(2), Some(1)));
+    let memory = memory(&summary);
+    assert_eq!(memory.other_processes, OtherProcesses::Steady);
+    let found = parts(&memory.at_peak);
+    // The context is all that was in use before: neither the other process nor what NVML lists for none is in it.
+    assert!(found.contains(&("CUDA context", 300 << 10)) && !found.iter().any(|part| part.0 == "vllm"), "{found:?}");
+}
+
+#[test]
+fn processes_of_the_same_instance_share_its_memory() {
+    let summary = summary(divided(Some(1), Some(1)));
+    let found = parts(&memory(&summary).at_peak);
+    assert!(found.contains(&("vllm", 100 << 10)) && found.contains(&("CUDA context", 200 << 10)), "{found:?}");
+}
+
+#[test]
+fn an_unknown_instance_is_reported() {
+    let summary = summary(divided(Some(1), None));
+    assert_eq!(memory(&summary).other_processes, OtherProcesses::UnknownInstance);
+    let text = section_text(&summary, Section::named("device").unwrap(), &TextOptions::default());
+    assert!(text.contains("divided into instances (MIG)"), "{text}");
+}
+
+#[test]
 fn a_later_context_is_apart_from_the_kernels_of_before() {
     let mut events = events();
     events.extend([
@@ -225,7 +286,7 @@ fn in_a_container_the_processes_of_the_first_sample_are_the_others() {
     let mut samples = samples(None, 100 * MIB);
     if let Some(DeviceSamplesLine::Sample { processes, .. }) = samples.last_mut() {
         // This process by the pid that it has outside.
-        processes.push(SampledProcess { pid: 99_007, bytes: Some(390 * MIB) });
+        processes.push(SampledProcess { pid: 99_007, bytes: Some(390 * MIB), ..SampledProcess::default() });
     }
     let summary = summary(samples);
     let memory = memory(&summary);
@@ -252,7 +313,11 @@ fn samples_can_claim_more_than_fits_into_a_number() {
     let mut samples = samples(Some(390 * MIB), 100 * MIB);
     for sample in &mut samples {
         if let DeviceSamplesLine::Sample { processes, .. } = sample {
-            processes.extend([4243, 4244].map(|pid| SampledProcess { pid, bytes: Some(u64::MAX) }));
+            processes.extend([4243, 4244].map(|pid| SampledProcess {
+                pid,
+                bytes: Some(u64::MAX),
+                ..SampledProcess::default()
+            }));
         }
     }
     let summary = summary(samples);

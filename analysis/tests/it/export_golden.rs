@@ -3,13 +3,13 @@
 //! `UPDATE_GOLDEN=1 cargo test -p memtrace-analysis --test it export_golden` rewrites the golden files.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 
 use crate::showcase::PLAIN;
 use memtrace_analysis::Process;
 use memtrace_analysis::export::{
-    FlameFormat, FlameWeight, TABLES, TableLayout, TimelineFormat, Window, blocks_csv, flame_graph, perfetto, tables,
-    timeline,
+    FlameFormat, FlameWeight, TABLES, TableLayout, TimelineFormat, Window, blocks_csv, flame_graph, perfetto, pprof,
+    tables, timeline,
 };
 use parquet::file::reader::{FileReader, SerializedFileReader};
 
@@ -97,7 +97,7 @@ fn parquet_rows() {
 
 /// The names of the fields of Perfetto's `protos/perfetto/trace` by their path from `Trace`. A name with a dot at its
 /// end is a message.
-const FIELDS: [(&str, &str); 39] = [
+const PERFETTO: [(&str, &str); 39] = [
     ("1", "packet."),
     ("1.8", "timestamp"),
     ("1.10", "trusted_packet_sequence_id"),
@@ -152,12 +152,51 @@ fn varint(bytes: &mut &[u8]) -> u64 {
     value
 }
 
-/// Decodes a message of the wire format, one field per line. Each packet is one line.
-fn decode(mut bytes: &[u8], path: &str, out: &mut String) {
+/// The names of the fields of pprof's `profile.proto`, as above. A name with an asterisk at its end is a list of
+/// numbers.
+const PPROF: [(&str, &str); 34] = [
+    ("1", "sample_type."),
+    ("1.1", "type"),
+    ("1.2", "unit"),
+    ("2", "sample."),
+    ("2.1", "location_id*"),
+    ("2.2", "value*"),
+    ("2.3", "label."),
+    ("2.3.1", "key"),
+    ("2.3.2", "str"),
+    ("3", "mapping."),
+    ("3.1", "id"),
+    ("3.5", "filename"),
+    ("3.7", "has_functions"),
+    ("3.8", "has_filenames"),
+    ("3.9", "has_line_numbers"),
+    ("4", "location."),
+    ("4.1", "id"),
+    ("4.2", "mapping_id"),
+    ("4.4", "line."),
+    ("4.4.1", "function_id"),
+    ("4.4.2", "line"),
+    ("5", "function."),
+    ("5.1", "id"),
+    ("5.2", "name"),
+    ("5.4", "filename"),
+    ("6", "string"),
+    ("9", "time_nanos"),
+    ("10", "duration_nanos"),
+    ("11", "period_type."),
+    ("11.1", "type"),
+    ("11.2", "unit"),
+    ("12", "period"),
+    ("13", "comment*"),
+    ("14", "default_sample_type"),
+];
+
+/// Decodes a message of the wire format. Each field of the file is one line.
+fn decode(mut bytes: &[u8], fields: &[(&str, &str)], path: &str, out: &mut String) {
     while !bytes.is_empty() {
         let key = varint(&mut bytes);
         let at = if path.is_empty() { (key >> 3).to_string() } else { format!("{path}.{}", key >> 3) };
-        let name = FIELDS.iter().find(|(path, _)| *path == at).map_or(at.as_str(), |(_, name)| *name);
+        let name = fields.iter().find(|(path, _)| *path == at).map_or(at.as_str(), |(_, name)| *name);
         match key & 7 {
             0 => {
                 let _ = write!(out, " {name}={}", varint(&mut bytes));
@@ -167,14 +206,19 @@ fn decode(mut bytes: &[u8], path: &str, out: &mut String) {
                 let (inner, rest) = bytes.split_at(length);
                 bytes = rest;
                 match name.strip_suffix('.') {
-                    Some("packet") => {
-                        decode(inner, &at, out);
-                        *out = out.trim_end().to_owned() + "\n";
-                    }
+                    Some("packet") => decode(inner, fields, &at, out),
                     Some(name) => {
                         let _ = write!(out, " {name} {{");
-                        decode(inner, &at, out);
+                        decode(inner, fields, &at, out);
                         out.push_str(" }");
+                    }
+                    None if name.ends_with('*') => {
+                        let mut inner = inner;
+                        let _ = write!(out, " {}", name.replace('*', "="));
+                        while !inner.is_empty() {
+                            let _ = write!(out, "{} ", varint(&mut inner));
+                        }
+                        out.truncate(out.trim_end().len());
                     }
                     None => {
                         let _ = write!(out, " {name}={:?}", std::str::from_utf8(inner).unwrap());
@@ -183,6 +227,9 @@ fn decode(mut bytes: &[u8], path: &str, out: &mut String) {
             }
             kind => panic!("field {at} of wire type {kind}"),
         }
+        if path.is_empty() {
+            *out = out.trim_end().to_owned() + "\n";
+        }
     }
 }
 
@@ -190,6 +237,17 @@ fn decode(mut bytes: &[u8], path: &str, out: &mut String) {
 fn perfetto_packets() {
     let trace = bytes(|process, out| perfetto(process, &Window::WHOLE, out, &mut |_| {}));
     let mut text = String::new();
-    decode(&trace, "", &mut text);
+    decode(&trace, &PERFETTO, "", &mut text);
     crate::golden::assert_matches("export.perfetto.txt", &text);
+}
+
+#[test]
+fn pprof_samples() {
+    let file = bytes(|process, out| pprof(process, &Window::WHOLE, out, &mut |_| {}));
+    let mut profile = Vec::new();
+    flate2::read::GzDecoder::new(&*file).read_to_end(&mut profile).unwrap();
+    let mut text = String::new();
+    decode(&profile, &PPROF, "", &mut text);
+    let text = text.replace(concat!("memtrace ", env!("CARGO_PKG_VERSION")), "memtrace VERSION");
+    crate::golden::assert_matches("export.pprof.txt", &text);
 }

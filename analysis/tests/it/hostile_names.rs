@@ -2,11 +2,12 @@
 //! formulas, separators and commands for CI services.
 
 use std::collections::BTreeMap;
+use std::io::Read as _;
 
 use crate::showcase::{PLAIN, Words};
 use memtrace_analysis::export::{
     FlameFormat, FlameWeight, SnapshotOptions, TableLayout, TimelineFormat, Window, blocks_csv, flame_graph, perfetto,
-    snapshot, tables, timeline,
+    pprof, snapshot, tables, timeline,
 };
 use memtrace_analysis::load::Run;
 use memtrace_analysis::{
@@ -247,6 +248,25 @@ fn speedscope_files_keep_their_format() {
     strings(&evil["shared"], &mut names);
     names.iter().for_each(|name| assert_printable("a name", name));
     assert!(names.iter().any(|name| name.contains("cmd|")), "{names:?}");
+}
+
+#[test]
+fn pprof_profiles_are_printable() {
+    let [plain, evil] = [&PLAIN, &EVIL].map(|words| {
+        let file = exported(&run(words), |p, out| pprof(p, &Window::WHOLE, out, &mut |_| {}));
+        let mut profile = Vec::new();
+        flate2::read::GzDecoder::new(&*file).read_to_end(&mut profile).unwrap();
+        profile
+    });
+    // All texts are UTF-8, and the numbers between them may be any bytes.
+    let text = String::from_utf8_lossy(&evil);
+    for part in HOSTILE.split(printable::is_unprintable).filter(|part| part.len() > 5) {
+        assert!(text.contains(part), "{part}");
+    }
+    for bad in ["\x1b]0;x", "\x1b[2J", "\u{9b}", "\u{202e}", "\u{2028}"] {
+        assert!(!text.contains(bad), "{bad:?}");
+    }
+    assert!(!String::from_utf8_lossy(&plain).contains("cmd|"));
 }
 
 #[test]

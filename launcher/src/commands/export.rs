@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail, ensure};
 use memtrace_analysis::export::{
     FlameFormat, FlameWeight, LeftOut, Selection, SnapshotOptions, SourceAccess, TABLES, TableLayout, TimelineFormat,
-    Window, blocks_csv, flame_graph, perfetto, run_start_ns, snapshot, tables, timeline,
+    Window, blocks_csv, flame_graph, perfetto, pprof, run_start_ns, snapshot, tables, timeline,
 };
 use memtrace_analysis::report::{count_text, size_text};
 use memtrace_analysis::rules::CustomRules;
@@ -121,6 +121,13 @@ pub(crate) fn export(options: &Export) -> anyhow::Result<()> {
             files(&run, options, extension, help, &|part, file, path| {
                 write(part.process, "writing the flame graph", path, file, |out, progress| {
                     flame_graph(part.process, &part.window, of, format, out, progress)
+                })
+            })
+        }
+        ExportFormat::Pprof => {
+            files(&run, options, ".pb.gz", Some("open it with `go tool pprof`"), &|part, file, path| {
+                write(part.process, "writing the pprof profile", path, file, |out, progress| {
+                    pprof(part.process, &part.window, out, progress)
                 })
             })
         }

@@ -22,7 +22,7 @@ use self::samples_file::SamplesFile;
 use self::source::{SampleSource, SampledDevice};
 use crate::bounded_read::read_until;
 use crate::output::{Printed, print};
-use crate::{gpu, host};
+use crate::{gpu, host, workload};
 
 /// The time between two samples.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -128,8 +128,8 @@ fn sample_until(source: &dyn SampleSource, folder: &RunFolder, stop: &Receiver<(
     loop {
         for device in &devices {
             if let Some((used_bytes, processes)) = source.sample(device.index) {
-                let name = |pid| source.process_name(pid);
-                file.add(host::epoch_ns(), device.index, used_bytes, processes, is_last, &name);
+                let describe = |pid| (source.process_name(pid), workload::of_other(pid));
+                file.add(host::epoch_ns(), device.index, used_bytes, processes, is_last, &describe);
             }
         }
         if is_last {
@@ -167,6 +167,7 @@ mod tests {
                 name: "H200".to_owned(),
                 total_bytes: 1 << 40,
                 reserved_bytes: 615 << 20,
+                is_divided: false,
             }]
         }
 
@@ -176,9 +177,9 @@ mod tests {
             if self.taken.get() == 5 {
                 self.stop.send(()).unwrap();
             }
-            let mut processes = vec![SampledProcess { pid: 7, bytes: Some(100) }];
+            let mut processes = vec![SampledProcess { pid: 7, bytes: Some(100), ..SampledProcess::default() }];
             if self.taken.get() > 1 {
-                processes.push(SampledProcess { pid: 8, bytes: Some(50) });
+                processes.push(SampledProcess { pid: 8, bytes: Some(50), ..SampledProcess::default() });
             }
             Some((processes.iter().filter_map(|process| process.bytes).sum(), processes))
         }

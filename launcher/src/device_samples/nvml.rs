@@ -49,6 +49,7 @@ impl SampleSource for Nvml {
                 name: device.name().unwrap_or_default(),
                 total_bytes: memory.total,
                 reserved_bytes: memory.reserved,
+                is_divided: self.is_divided(index),
             })
         };
         (0..self.0.device_count().unwrap_or(0)).filter_map(describe).collect()
@@ -58,11 +59,14 @@ impl SampleSource for Nvml {
         let device = self.device(device)?;
         let used_bytes = device.memory_info().ok()?.used;
         let lists = [
-            device.running_compute_processes(),
-            device.running_graphics_processes(),
-            device.mps_running_compute_processes(),
+            (device.running_compute_processes(), false),
+            (device.running_graphics_processes(), false),
+            (device.mps_running_compute_processes(), true),
         ];
-        Some((used_bytes, merged(lists.into_iter().flatten().flatten())))
+        let processes = lists
+            .into_iter()
+            .flat_map(|(list, is_mps)| list.into_iter().flatten().map(move |process| sampled(&process, is_mps)));
+        Some((used_bytes, merged(processes)))
     }
 
     fn process_name(&self, pid: u32) -> String {
@@ -70,19 +74,27 @@ impl SampleSource for Nvml {
     }
 }
 
-/// The processes by pid. One that is in several lists counts once.
-fn merged(listed: impl Iterator<Item = ProcessInfo>) -> Vec<SampledProcess> {
-    let mut processes: Vec<SampledProcess> = listed
-        .map(|process| SampledProcess {
-            pid: process.pid,
-            bytes: match process.used_gpu_memory {
-                UsedGpuMemory::Used(bytes) => Some(bytes),
-                UsedGpuMemory::Unavailable => None,
-            },
-        })
-        .collect();
+/// A process of a list. `is_mps` is whether the list is that of the clients of MPS.
+fn sampled(process: &ProcessInfo, is_mps: bool) -> SampledProcess {
+    let bytes = match process.used_gpu_memory {
+        UsedGpuMemory::Used(bytes) => Some(bytes),
+        UsedGpuMemory::Unavailable => None,
+    };
+    SampledProcess { pid: process.pid, bytes, gpu_instance: process.gpu_instance_id, is_mps }
+}
+
+/// The processes by pid. One that is in several lists counts once, with what any of them knows of it.
+fn merged(listed: impl Iterator<Item = SampledProcess>) -> Vec<SampledProcess> {
+    let mut processes: Vec<SampledProcess> = listed.collect();
     processes.sort_by_key(|process| (process.pid, std::cmp::Reverse(process.bytes)));
-    processes.dedup_by_key(|process| process.pid);
+    processes.dedup_by(|same, kept| {
+        let is_same = same.pid == kept.pid;
+        if is_same {
+            kept.gpu_instance = kept.gpu_instance.or(same.gpu_instance);
+            kept.is_mps |= same.is_mps;
+        }
+        is_same
+    });
     processes
 }
 
@@ -92,18 +104,18 @@ mod tests {
 
     #[test]
     fn a_process_counts_once() {
-        let process = |pid, used_gpu_memory| ProcessInfo {
-            pid,
-            used_gpu_memory,
-            gpu_instance_id: None,
-            compute_instance_id: None,
+        let process = |pid, used_gpu_memory, gpu_instance_id, is_mps| {
+            sampled(&ProcessInfo { pid, used_gpu_memory, gpu_instance_id, compute_instance_id: None }, is_mps)
         };
         let listed = [
-            process(9, UsedGpuMemory::Used(5)),
-            process(7, UsedGpuMemory::Unavailable),
-            process(9, UsedGpuMemory::Unavailable),
+            process(9, UsedGpuMemory::Used(5), None, false),
+            process(7, UsedGpuMemory::Unavailable, None, false),
+            process(9, UsedGpuMemory::Unavailable, Some(3), true),
         ];
-        let expected = [SampledProcess { pid: 7, bytes: None }, SampledProcess { pid: 9, bytes: Some(5) }];
+        let expected = [
+            SampledProcess { pid: 7, ..SampledProcess::default() },
+            SampledProcess { pid: 9, bytes: Some(5), gpu_instance: Some(3), is_mps: true },
+        ];
         assert_eq!(merged(listed.into_iter()), expected);
     }
 }

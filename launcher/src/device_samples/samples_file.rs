@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, Write};
 
 use memtrace_analysis::load::{
-    DEVICE_SAMPLES_FILE, DEVICE_SAMPLES_VERSION, DeviceSamplesLine, MAX_DEVICE_SAMPLES_BYTES, SampledProcess,
+    DEVICE_SAMPLES_FILE, DEVICE_SAMPLES_VERSION, DeviceSamplesLine, MAX_DEVICE_SAMPLES_BYTES, SampledProcess, Workload,
 };
 use memtrace_analysis::{RunFolder, printable};
 
@@ -44,8 +44,8 @@ impl SamplesFile {
         };
         file.write(&DeviceSamplesLine::Start { version: DEVICE_SAMPLES_VERSION, driver: driver.to_owned(), time_ns });
         for device in devices {
-            let SampledDevice { index, pci, name, total_bytes, reserved_bytes } = device.clone();
-            file.write(&DeviceSamplesLine::Device { index, pci, name, total_bytes, reserved_bytes });
+            let SampledDevice { index, pci, name, total_bytes, reserved_bytes, is_divided } = device.clone();
+            file.write(&DeviceSamplesLine::Device { index, pci, name, total_bytes, reserved_bytes, is_divided });
         }
         Ok(file)
     }
@@ -58,7 +58,7 @@ impl SamplesFile {
         used_bytes: u64,
         processes: Vec<SampledProcess>,
         is_last: bool,
-        name: &dyn Fn(u32) -> String,
+        describe: &dyn Fn(u32) -> (String, Workload),
     ) {
         self.samples += 1;
         let sample = (used_bytes, processes);
@@ -72,10 +72,10 @@ impl SamplesFile {
         }
         for process in &sample.1 {
             if self.named.insert(process.pid) {
-                let name = name(process.pid);
+                let (name, workload) = describe(process.pid);
                 // The path of the program may show more than the name, and is longer.
                 let name = name.rsplit('/').next().unwrap_or_default().chars().take(MAX_NAME).collect();
-                self.write(&DeviceSamplesLine::Process { pid: process.pid, name });
+                self.write(&DeviceSamplesLine::Process { pid: process.pid, name, workload });
             }
         }
         self.write(&DeviceSamplesLine::Sample { time_ns, device, used_bytes, processes: sample.1 });

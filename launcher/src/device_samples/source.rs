@@ -10,6 +10,8 @@ pub(crate) struct SampledDevice {
     pub(crate) name: String,
     pub(crate) total_bytes: u64,
     pub(crate) reserved_bytes: u64,
+    /// Whether the device is divided into instances (MIG).
+    pub(crate) is_divided: bool,
 }
 
 /// Where the samples come from.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use memtrace_analysis::load::ManifestNotice;
+use memtrace_analysis::load::{ManifestNotice, Workload};
 use memtrace_trace::clock::ClockPoint;
 use memtrace_trace::definition::Definition;
 use memtrace_trace::event::Event;
@@ -58,8 +58,8 @@ impl Drop for LiveFigures {
 
 impl LiveFigures {
     /// Starts the figures of the process with this trace file.
-    pub(super) fn start(figures: &Figures, pid: u32, file: String) -> LiveFigures {
-        LiveFigures { process: figures.start(pid, file), all: figures.clone() }
+    pub(super) fn start(figures: &Figures, pid: u32, file: String, workload: &Workload) -> LiveFigures {
+        LiveFigures { process: figures.start(pid, file, workload), all: figures.clone() }
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use memtrace_analysis::load::Workload;
 use memtrace_trace::clock::ClockPoint;
 use memtrace_trace::counters::{COUNTER_SLOTS, Counter, CounterValues};
 use memtrace_trace::event::Event;
@@ -68,6 +69,7 @@ pub(super) struct Process {
 pub(super) struct Described {
     dir: ProcessDir,
     start_time: Option<u64>,
+    workload: Workload,
     info: Value,
 }
 
@@ -75,7 +77,8 @@ impl Described {
     /// Reads it. `/proc` has less of a process that has ended, so this comes before a process gets its segment.
     pub(super) fn of(pid: u32) -> Described {
         let dir = ProcessDir::of(pid);
-        Described { start_time: dir.start_time(), info: dir.info(pid), dir }
+        let workload = dir.workload(pid);
+        Described { start_time: dir.start_time(), info: dir.info(pid, &workload), workload, dir }
     }
 }
 
@@ -103,14 +106,14 @@ impl Process {
         figures: Option<&Figures>,
     ) -> Process {
         let Started { peer: Peer { pid, pidfd }, described, segment, start_ns } = started;
-        let Described { dir, start_time, mut info } = described;
+        let Described { dir, start_time, workload, mut info } = described;
         let text = info.to_string();
         if !limits.kept_text.take(text.len() as u64) {
             // The manifest goes without the info object. The trace file still contains all of it.
             info = Value::Null;
         }
         let progress = queue.open(key, file.clone(), text);
-        let figures = figures.map(|figures| LiveFigures::start(figures, pid, file.clone()));
+        let figures = figures.map(|figures| LiveFigures::start(figures, pid, file.clone(), &workload));
         let mut out = Output::new(key, limits.clone(), figures);
         // Send the first clock point at once. The next point would replace it, and a short process would have only one.
         out.send(queue);

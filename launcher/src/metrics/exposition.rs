@@ -89,7 +89,9 @@ fn head(out: &mut String, name: &str, is_counter: bool, help: &str, format: Form
 
 fn labels(reading: &Reading, device: i16) -> String {
     let rank = reading.rank.map(|rank| format!("rank=\"{rank}\",")).unwrap_or_default();
-    format!("{rank}pid=\"{}\",device=\"{device}\"", reading.pid)
+    let workload: String =
+        reading.labels.iter().map(|(name, value)| format!(",{name}=\"{}\"", escaped(value))).collect();
+    format!("{rank}pid=\"{}\",device=\"{device}\"{workload}", reading.pid)
 }
 
 /// A label's value with its escapes.
@@ -113,17 +115,19 @@ mod tests {
         let by_owner = BTreeMap::from([("NC\"CL\n".to_owned(), 64)]);
         let by_category = BTreeMap::from([(Category::OptimizerState, 256)]);
         let devices = BTreeMap::from([(1, DeviceReading { pytorch: Some(pytorch), by_owner, by_category })]);
-        let readings = [Reading { pid: 7, rank: Some(2), is_over: false, devices }];
+        let without_workload =
+            Reading { pid: 8, rank: None, labels: Vec::new(), is_over: false, devices: devices.clone() };
+        let labels = vec![("pod", "trainer-7f".to_owned()), ("user", "a\"\\b".to_owned())];
+        let readings = [Reading { pid: 7, rank: Some(2), labels, is_over: false, devices }, without_workload];
         let old = text(&readings, 4, Format::accepted(Some("text/plain")));
         let accept = "application/openmetrics-text; version=1.0.0, */*;q=0.1";
         let new = text(&readings, 4, Format::accepted(Some(accept)));
         for line in [
-            "memtrace_allocated_bytes{rank=\"2\",pid=\"7\",device=\"1\"} 512\n",
-            "memtrace_allocations_total{rank=\"2\",pid=\"7\",device=\"1\"} 3\n",
-            "memtrace_device_memory_bytes{rank=\"2\",pid=\"7\",device=\"1\",owner=\"NC\\\"CL\"} 64\n",
-            "memtrace_allocated_by_category_bytes{rank=\"2\",pid=\"7\",device=\"1\",\
-             category=\"optimizer_state\"} 256\n",
-            "memtrace_processes 1\n",
+            "memtrace_allocated_bytes{rank=\"2\",pid=\"7\",device=\"1\",pod=\"trainer-7f\",user=\"a\\\"\\\\b\"} 512\n",
+            "memtrace_allocations_total{pid=\"8\",device=\"1\"} 3\n",
+            "memtrace_device_memory_bytes{pid=\"8\",device=\"1\",owner=\"NC\\\"CL\"} 64\n",
+            "memtrace_allocated_by_category_bytes{pid=\"8\",device=\"1\",category=\"optimizer_state\"} 256\n",
+            "memtrace_processes 2\n",
             "memtrace_events_without_figures_total 4\n",
         ] {
             assert!(old.contains(line) && new.contains(line), "{line}\n{old}");

@@ -9,6 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use memtrace_analysis::load::Workload;
 use memtrace_analysis::model::{Allocator, Change, MemoryLocation, Owner, PhysicalMemory};
 use memtrace_analysis::passes::Category;
 use memtrace_analysis::rules::library_name;
@@ -91,10 +92,11 @@ impl Kept {
 
 impl Figures {
     /// Adds a process, which has this trace in the run folder.
-    pub(crate) fn start(&self, pid: u32, trace: String) -> Arc<ProcessFigures> {
+    pub(crate) fn start(&self, pid: u32, trace: String, workload: &Workload) -> Arc<ProcessFigures> {
         let totals = Arc::clone(&self.0.totals);
-        let process =
-            Arc::new(ProcessFigures { pid, trace, totals, state: Mutex::default(), by_category: Mutex::default() });
+        let labels = workload.labels().into_iter().map(|(name, value)| (name, value.to_owned())).collect();
+        let (state, by_category) = (Mutex::default(), Mutex::default());
+        let process = Arc::new(ProcessFigures { pid, labels, trace, totals, state, by_category });
         lock(&self.0.processes).push(Arc::clone(&process));
         process
     }
@@ -145,6 +147,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Labels by name.
+pub(super) type Labels = Vec<(&'static str, String)>;
+
 /// Bytes by device and category.
 pub(super) type ByCategory = BTreeMap<i16, BTreeMap<Category, u64>>;
 
@@ -152,6 +157,8 @@ pub(super) type ByCategory = BTreeMap<i16, BTreeMap<Category, u64>>;
 #[derive(Debug)]
 pub(crate) struct ProcessFigures {
     pid: u32,
+    /// The names and values of its pod, container, Slurm job and user.
+    labels: Labels,
     /// The name of the trace in the run folder.
     trace: String,
     totals: Arc<Totals>,
@@ -264,7 +271,8 @@ impl ProcessFigures {
                 reading.by_category = bytes;
             }
         }
-        Reading { pid: self.pid, rank: state.rank, is_over: state.is_over, devices }
+        let labels = self.labels.clone();
+        Reading { pid: self.pid, rank: state.rank, labels, is_over: state.is_over, devices }
     }
 }
 
@@ -314,6 +322,8 @@ impl State {
 pub(super) struct Reading {
     pub(super) pid: u32,
     pub(super) rank: Option<u32>,
+    /// The names and values of its pod, container, Slurm job and user.
+    pub(super) labels: Labels,
     /// Whether the figures are no longer followed.
     pub(super) is_over: bool,
     pub(super) devices: BTreeMap<i16, DeviceReading>,
@@ -354,6 +364,10 @@ mod tests {
 
     use super::*;
 
+    fn start(figures: &Figures, pid: u32, trace: String) -> Arc<ProcessFigures> {
+        figures.start(pid, trace, &Workload::default())
+    }
+
     fn event(action: Action, addr: u64, size: u64) -> Event {
         Event { action, addr, size, device: 0, source: Source::Torch, ..Event::EMPTY }
     }
@@ -361,7 +375,7 @@ mod tests {
     #[test]
     fn figures_follow_the_events_until_the_process_ends() {
         let figures = Figures::default();
-        let process = figures.start(7, "7.mtr".to_owned());
+        let process = start(&figures, 7, "7.mtr".to_owned());
         process.define(&Definition::Rank { rank: 3, size: 4 });
         process.apply(&[
             event(Action::SegmentAlloc, 1 << 30, 2 << 20),
@@ -383,7 +397,7 @@ mod tests {
     #[test]
     fn categories_belong_to_the_process_with_the_trace_and_end_with_it() {
         let figures = Figures::default();
-        let (first, second) = (figures.start(7, "7.mtr".to_owned()), figures.start(7, "7.1.mtr".to_owned()));
+        let (first, second) = (start(&figures, 7, "7.mtr".to_owned()), start(&figures, 7, "7.1.mtr".to_owned()));
         first.apply(&[event(Action::SegmentAlloc, 1 << 30, 2 << 20), event(Action::Alloc, 1 << 30, 1024)]);
         assert_eq!(figures.traces(), ["7.mtr"], "the other process has no allocation of PyTorch");
         let by_category = |bytes: &[(Category, u64)]| BTreeMap::from([(0, bytes.iter().copied().collect())]);
@@ -429,7 +443,7 @@ mod tests {
         for (kind, make) in kinds {
             let bound = Kept { entries: MANY / 2, series: MANY };
             let figures = bounded(bound, Kept { entries: 10 * MANY, series: 10 * MANY });
-            let [process, other] = [7, 8].map(|pid| figures.start(pid, format!("{pid}.mtr")));
+            let [process, other] = [7, 8].map(|pid| start(&figures, pid, format!("{pid}.mtr")));
             other.apply(&[event(Action::Oom, 0, 1)]);
             (0..MANY).for_each(|n| process.apply(&[make(n)]));
             let over: Vec<bool> = figures.now().iter().map(|reading| reading.is_over).collect();
@@ -450,7 +464,7 @@ mod tests {
         let bound = Kept { entries: MANY, series: MANY };
         let figures = bounded(bound, bound);
         let fill = |pid| {
-            let process = figures.start(pid, format!("{pid}.mtr"));
+            let process = start(&figures, pid, format!("{pid}.mtr"));
             let blocks: Vec<Event> = (0..MANY * 3 / 4).map(|n| event(Action::Alloc, n << 30, 512)).collect();
             process.apply(&blocks);
             process
@@ -468,7 +482,7 @@ mod tests {
     #[test]
     fn series_and_names_are_bounded() {
         let figures = Figures::default();
-        let process = figures.start(7, "7.mtr".to_owned());
+        let process = start(&figures, 7, "7.mtr".to_owned());
         let path = format!("/usr/lib/{}.so", "x".repeat(200));
         (0..2 * MAX_MODULES as u32).for_each(|id| {
             process.define(&Definition::Module { id: ModuleId(id), build_id: "", path: &path });
@@ -489,7 +503,7 @@ mod tests {
     #[test]
     fn too_many_devices_end_the_figures_of_their_process_only() {
         let figures = Figures::default();
-        let (bad, good) = (figures.start(1, "1.mtr".to_owned()), figures.start(2, "2.mtr".to_owned()));
+        let (bad, good) = (start(&figures, 1, "1.mtr".to_owned()), start(&figures, 2, "2.mtr".to_owned()));
         let devices: Vec<Event> = (0..300).map(|device| Event { device, ..event(Action::Oom, 0, 1) }).collect();
         bad.apply(&devices);
         bad.apply(&[event(Action::Oom, 0, 1)]);

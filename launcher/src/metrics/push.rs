@@ -333,6 +333,7 @@ mod with_library {
     fn attributes(reading: &Reading, device: i16) -> Vec<KeyValue> {
         let rank = reading.rank.map(|rank| KeyValue::new("rank", i64::from(rank)));
         let of_device = [KeyValue::new("pid", i64::from(reading.pid)), KeyValue::new("device", i64::from(device))];
-        of_device.into_iter().chain(rank).collect()
+        let workload = reading.labels.iter().map(|(name, value)| KeyValue::new(*name, value.clone()));
+        of_device.into_iter().chain(rank).chain(workload).collect()
     }
 }

@@ -6,6 +6,7 @@ use crate::injection::{enable, subscribe};
 use crate::module::launch;
 use crate::state::{code, current_device, machine, monotonic_ns, nest};
 use simcuda::bridge::{Bridge, ID, Processes};
+use simcuda::config::Mig;
 use simcuda::error::Error;
 use simcuda::library_memory::Kernels;
 use simcuda::out::Out;
@@ -32,6 +33,7 @@ static BRIDGE: Bridge = Bridge {
     library_memory,
     load,
     other_process_name,
+    is_divided,
     reserved_bytes,
     stub,
     subscribe,
@@ -145,6 +147,10 @@ unsafe extern "C" fn other_process_name(pid: u32, buffer: *mut c_char, length: u
         }
     }
     true
+}
+
+extern "C" fn is_divided() -> bool {
+    machine().config.mig != Mig::Off
 }
 
 extern "C" fn reserved_bytes() -> u64 {

@@ -5,7 +5,7 @@
 //! the devices before they fork their workers, which a process that has initialized CUDA cannot do.
 
 use crate::support::{NVML_FUNCTION_NOT_FOUND, bridge, nvlinks, takes_memory};
-use simcuda::bridge::Processes;
+use simcuda::bridge::{ListedProcess, Processes};
 use simcuda::library_memory::UNATTRIBUTED_BYTES;
 use simcuda::out::Out;
 use simcuda::uuid::uuid_text;
@@ -52,9 +52,11 @@ struct Memory {
 
 impl Memory {
     fn of(handle: u64) -> Option<Self> {
-        let used = processes(handle)?.entries().iter().map(|[_, bytes]| bytes).sum();
+        let used: u64 = processes(handle)?.entries().iter().map(|process| process.bytes).sum();
         let bridge = bridge()?;
-        Some(Memory { usable: (bridge.device_bytes)(), reserved: (bridge.reserved_bytes)(), used })
+        let usable = (bridge.device_bytes)();
+        // The rest is on the host.
+        Some(Memory { usable, reserved: (bridge.reserved_bytes)(), used: used.min(usable) })
     }
 
     fn total(&self) -> u64 {
@@ -220,31 +222,33 @@ extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: u64, out: Out<[u64; 5]>) -> c_i
 }
 
 /// Whether a process is part of the simulation.
-fn is_simulated(pid: u64) -> bool {
+fn is_simulated(pid: u32) -> bool {
     // SAFETY: the buffer has no bytes, so nothing is written.
-    !bridge().is_some_and(|bridge| unsafe { (bridge.other_process_name)(pid as u32, std::ptr::null_mut(), 0) })
+    !bridge().is_some_and(|bridge| unsafe { (bridge.other_process_name)(pid, std::ptr::null_mut(), 0) })
 }
 
-/// Lists the processes that use a device.
+/// Lists the processes that use a device: the clients of MPS, or the others.
 ///
 /// An entry has the pid, the bytes, and the instance numbers that later versions of the structure add. `words` is its
 /// length in 64-bit words.
-fn put_processes(device: u64, count: Out<c_uint>, out: Out<u64>, words: usize) -> c_int {
+fn put_processes(device: u64, count: Out<c_uint>, out: Out<u64>, words: usize, is_mps: bool) -> c_int {
     let Some(processes) = processes(device) else { return INVALID_ARGUMENT };
-    let processes = processes.entries();
+    let processes: Vec<_> = processes.entries().iter().filter(|process| process.is_mps == is_mps).collect();
     let room = count.get().unwrap_or(0) as usize;
     count.put(processes.len() as c_uint);
     if room < processes.len() {
         return INSUFFICIENT_SIZE;
     }
-    for (index, &[pid, used]) in processes.iter().enumerate() {
+    for (index, &&ListedProcess { pid, bytes: used, instance, .. }) in processes.iter().enumerate() {
         // The real NVML attributes a part of what a process uses to none.
         let used = if is_simulated(pid) && takes_memory() { used.saturating_sub(UNATTRIBUTED_BYTES) } else { used };
         let at = index * words;
-        out.nth(at).put(pid);
+        out.nth(at).put(pid.into());
         out.nth(at + 1).put(used);
-        for word in 2..words {
-            out.nth(at + word).put(u64::MAX);
+        if words > 2 {
+            // A GPU instance has one compute instance here.
+            let compute_instance = if instance == ListedProcess::NO_INSTANCE { ListedProcess::NO_INSTANCE } else { 0 };
+            out.nth(at + 2).put(u64::from(instance) | u64::from(compute_instance) << 32);
         }
     }
     SUCCESS
@@ -252,20 +256,20 @@ fn put_processes(device: u64, count: Out<c_uint>, out: Out<u64>, words: usize) -
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetComputeRunningProcesses(device: u64, count: Out<c_uint>, out: Out<u64>) -> c_int {
-    put_processes(device, count, out, 2)
+    put_processes(device, count, out, 2, false)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetComputeRunningProcesses_v2(device: u64, count: Out<c_uint>, out: Out<u64>) -> c_int {
-    put_processes(device, count, out, 3)
+    put_processes(device, count, out, 3, false)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(device: u64, count: Out<c_uint>, out: Out<u64>) -> c_int {
-    put_processes(device, count, out, 3)
+    put_processes(device, count, out, 3, false)
 }
 
-/// Processes that draw, or use MPS: there are none.
+/// Processes that draw: there are none.
 fn no_processes(device: u64, count: Out<c_uint>) -> c_int {
     if physical(device).is_none() {
         return INVALID_ARGUMENT;
@@ -286,8 +290,21 @@ macro_rules! processes_of_no_kind {
 processes_of_no_kind! {
     nvmlDeviceGetGraphicsRunningProcesses nvmlDeviceGetGraphicsRunningProcesses_v2
     nvmlDeviceGetGraphicsRunningProcesses_v3
-    nvmlDeviceGetMPSComputeRunningProcesses nvmlDeviceGetMPSComputeRunningProcesses_v2
-    nvmlDeviceGetMPSComputeRunningProcesses_v3
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetMPSComputeRunningProcesses(device: u64, count: Out<c_uint>, out: Out<u64>) -> c_int {
+    put_processes(device, count, out, 2, true)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetMPSComputeRunningProcesses_v2(device: u64, count: Out<c_uint>, out: Out<u64>) -> c_int {
+    put_processes(device, count, out, 3, true)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetMPSComputeRunningProcesses_v3(device: u64, count: Out<c_uint>, out: Out<u64>) -> c_int {
+    put_processes(device, count, out, 3, true)
 }
 
 /// The path of the program of a process, as far as it fits. Programs of other users are known by their settings.
@@ -340,10 +357,15 @@ extern "C" fn nvmlDeviceGetIndex(device: u64, index: Out<c_uint>) -> c_int {
     SUCCESS
 }
 
-/// No device is divided.
+/// Without `SIMCUDA_MIG`, no device can be divided.
 #[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetMigMode(_device: u64, _current: *mut c_uint, _pending: *mut c_uint) -> c_int {
-    NOT_SUPPORTED
+extern "C" fn nvmlDeviceGetMigMode(_device: u64, current: Out<c_uint>, pending: Out<c_uint>) -> c_int {
+    if !bridge().is_some_and(|bridge| (bridge.is_divided)()) {
+        return NOT_SUPPORTED;
+    }
+    current.put(1);
+    pending.put(1);
+    SUCCESS
 }
 
 /// There is no fabric. The state keeps the caller's value, which is "not supported".

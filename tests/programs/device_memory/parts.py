@@ -12,16 +12,16 @@ import torch
 MIB = 1 << 20
 
 
-def wait_for_the_first_sample():
+def wait_for_sample(text):
     for _ in range(6000):
         try:
             with open(os.path.join(os.environ["RUN_FOLDER"], "nvml.jsonl")) as lines:
-                if '"sample"' in lines.read():
+                if text in lines.read():
                     return
         except FileNotFoundError:
             pass
         time.sleep(0.01)
-    raise SystemExit("no sample of NVML")
+    raise SystemExit(f"no sample of NVML with {text}")
 
 
 def used():
@@ -31,7 +31,7 @@ def used():
 
 
 if "RUN_FOLDER" in os.environ:
-    wait_for_the_first_sample()
+    wait_for_sample('"sample"')
 torch.cuda.init()
 torch.cuda.current_stream()
 first = torch.empty(16, device="cuda")
@@ -43,6 +43,9 @@ pinned = torch.empty(3 * MIB, dtype=torch.uint8, pin_memory=True)
 # Makes the last reading: this is more than memtrace lets pass without one.
 large = [torch.empty(100 * MIB, dtype=torch.uint8, device="cuda") for _ in range(4)]
 report |= {"used": used(), "allocated": torch.cuda.memory_allocated(), "reserved": torch.cuda.memory_reserved()}
+if "SIMCUDA_MIG" in os.environ:
+    # The samples have the instance of this process.
+    wait_for_sample(f'"pid":{os.getpid()},"bytes"')
 # The end by _exit writes no buffer.
 print(json.dumps(report), flush=True)
 os._exit(0)

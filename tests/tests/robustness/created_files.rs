@@ -23,7 +23,7 @@ printf 'import sys, torch\ndef main():\n    torch.ones(int(sys.argv[1]) << 20, d
     >"$folder/program.py"
 "$memtrace" dry-run -o run -- "$python" "$folder/program.py" 1
 "$memtrace" dry-run -o tries --vary n=1,2 -- "$python" "$folder/program.py" {n}
-for format in snapshot html perfetto speedscope folded csv json; do
+for format in snapshot html perfetto speedscope folded pprof csv json; do
     "$memtrace" export run --to $format -o new.$format
 done
 "$memtrace" export run --to parquet -o tables

@@ -115,7 +115,17 @@ fn a_snapshot_of_a_running_program_is_complete_or_missing() {
     let mut running = Running::start(&mut command);
     assert_eq!(running.line(), "ready");
     let run = run.to_str().unwrap();
-    for name in ["now.pickle", "now.html", "now.json", "now.txt", "now.csv", "now.svg", "now.pftrace", "now.folded"] {
+    for name in [
+        "now.pickle",
+        "now.html",
+        "now.json",
+        "now.txt",
+        "now.csv",
+        "now.svg",
+        "now.pftrace",
+        "now.folded",
+        "now.pb.gz",
+    ] {
         let output = with_full_disk(&out, &["snapshot", run, "-o", name]);
         assert_eq!(output.status.code(), Some(2), "{name}: {output:?}");
         assert!(stderr(&output).contains(name) && stderr(&output).contains("File too large"), "{name}: {output:?}");

@@ -111,6 +111,7 @@ const KNOWN: &[(&str, &[&str])] = &[
             "export {run} --to parquet --partition -o {new}",
             "export {run} --to parquet -o {new}",
             "export {run} --to speedscope",
+            "export {run} --to pprof -o {new}",
             "export {run} --to csv -o {trace}",
             "export {missing} --to csv",
         ],

@@ -312,9 +312,12 @@ export interface DevicePair {
 
 export interface DevicePart {
   bytes: number;
+  is_mps?: boolean;
   kind: DevicePartKind;
+  label: string;
   name: string;
   pid?: number;
+  workload?: Workload;
 }
 
 export type DevicePartKind =
@@ -945,7 +948,7 @@ export interface OtherDevice {
   rank?: number;
 }
 
-export type OtherProcesses = 'steady' | 'changing' | 'other_pids' | 'none' | 'unknown';
+export type OtherProcesses = 'steady' | 'changing' | 'other_pids' | 'none' | 'unknown_instance' | 'unknown';
 
 export interface OutlierStep {
   bytes: number;
@@ -1324,6 +1327,7 @@ export type RuleId =
   | 'deferred-frees'
   | 'outputs-kept'
   | 'stream-caches'
+  | 'spilled-to-host'
   | 'stray-context'
   | 'worker-context'
   | 'scaled-dot-product-attention'
@@ -1659,6 +1663,17 @@ export interface WhatIfSummary {
   mismatch?: string;
   reserved_peak_bytes: number;
   settings: ReplayedSetting[];
+}
+
+export interface Workload {
+  container?: string;
+  container_id?: string;
+  namespace?: string;
+  pod?: string;
+  pod_uid?: string;
+  slurm_job?: string;
+  slurm_step?: string;
+  user?: string;
 }
 
 export interface XlaKindBytes {

@@ -48,6 +48,9 @@ const NOTES: Record<string, string> = {
   other_pids:
     'NVML does not list this process, as in some containers: processes that use the device since before the ' +
     'run count as others.',
+  unknown_instance:
+    'The GPU is divided into instances (MIG), and NVML does not report in which one this process runs, so other ' +
+    'processes are not separated.',
   unknown:
     'NVML has no figures from before the run, so other processes are not separated: what they take after the ' +
     'start is part of the unattributed memory, as are kernels.',
@@ -88,13 +91,13 @@ function breakdown(title: string, name: string, state: DeviceBreakdown, memory: 
   const bar = el('div', { class: 'bar', role: 'img', 'aria-label': `${title}: share of each part` });
   state.parts.forEach((part, at) => {
     if (part.bytes === 0) return;
-    const piece = el('i', { title: `${partName(part)} ${format.size(part.bytes)}` });
+    const piece = el('i', { title: `${part.label} ${format.size(part.bytes)}` });
     piece.style.background = `var(--${shades[at]})`;
     piece.style.flexGrow = String(part.bytes);
     bar.append(piece);
   });
   const rows = state.parts.flatMap((part, at) => [
-    el('dt', {}, swatch(shades[at] ?? 'series-other', partName(part))),
+    el('dt', {}, swatch(shades[at] ?? 'series-other', part.label)),
     el('dd', {}, bytes(`${field}.parts.${at}.bytes`, part.bytes), ` (${format.share(part.bytes, state.used_bytes)})`),
   ]);
   const beside = (
@@ -122,10 +125,6 @@ function breakdown(title: string, name: string, state: DeviceBreakdown, memory: 
       el('p', { class: 'note' }, 'Beside it: ', bytes(`${field}.${part}`, value), text, '.'),
     ),
   );
-}
-
-function partName(part: DevicePart): string {
-  return part.pid === undefined ? part.name : `${part.name} (process ${part.pid})`;
 }
 
 function colors(parts: DevicePart[]): string[] {

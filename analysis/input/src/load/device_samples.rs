@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::folder::RunFolder;
 
+use super::workload::Workload;
+
 /// The name of the file in a run folder.
 pub const DEVICE_SAMPLES_FILE: &str = "nvml.jsonl";
 /// The version of the format, in its first line.
@@ -42,6 +44,9 @@ pub enum DeviceSamplesLine {
         total_bytes: u64,
         /// The bytes that the driver and the firmware reserve. `used_bytes` of samples does not include them.
         reserved_bytes: u64,
+        /// Whether the device is divided into instances (MIG), of which programs use one each.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        is_divided: bool,
     },
     /// A process, before the samples that list it.
     Process {
@@ -49,6 +54,9 @@ pub enum DeviceSamplesLine {
         pid: u32,
         /// The name of its program.
         name: String,
+        /// Its pod, container, Slurm job and user.
+        #[serde(default, skip_serializing_if = "Workload::is_unknown")]
+        workload: Workload,
     },
     /// The memory of a device, if it has changed since the sample before.
     Sample {
@@ -73,13 +81,19 @@ pub enum DeviceSamplesLine {
 }
 
 /// A process in a sample.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct SampledProcess {
     /// The process id as NVML reports it.
     pub pid: u32,
     /// The bytes that it uses. Absent if NVML does not report them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
+    /// The GPU instance (MIG) in which it runs. Absent if the device is not divided, or if NVML does not report it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_instance: Option<u32>,
+    /// Whether NVML lists it as a client of MPS.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_mps: bool,
 }
 
 /// One sample of a device.
@@ -100,6 +114,8 @@ pub struct SampledDevice {
     pub pci: String,
     /// The bytes that the driver and the firmware reserve.
     pub reserved_bytes: u64,
+    /// Whether the device is divided into instances (MIG).
+    pub is_divided: bool,
     /// The samples, in the order of time. Each holds until the next.
     pub samples: Vec<DeviceSample>,
 }
@@ -108,7 +124,7 @@ pub struct SampledDevice {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct DeviceSamples {
     devices: BTreeMap<u32, SampledDevice>,
-    names: BTreeMap<u32, String>,
+    processes: BTreeMap<u32, (String, Workload)>,
 }
 
 impl DeviceSamples {
@@ -143,11 +159,11 @@ impl DeviceSamples {
         let mut all = DeviceSamples::default();
         for line in lines {
             match line {
-                DeviceSamplesLine::Device { index, pci, reserved_bytes, .. } => {
-                    all.devices.insert(index, SampledDevice { pci, reserved_bytes, samples: Vec::new() });
+                DeviceSamplesLine::Device { index, pci, reserved_bytes, is_divided, .. } => {
+                    all.devices.insert(index, SampledDevice { pci, reserved_bytes, is_divided, samples: Vec::new() });
                 }
-                DeviceSamplesLine::Process { pid, name } => {
-                    all.names.insert(pid, name);
+                DeviceSamplesLine::Process { pid, name, workload } => {
+                    all.processes.insert(pid, (name, workload));
                 }
                 DeviceSamplesLine::Sample { time_ns, device, used_bytes, processes } => {
                     if let Some(device) = all.devices.get_mut(&device) {
@@ -168,7 +184,12 @@ impl DeviceSamples {
 
     /// The name of a process's program. `None` if it is unknown.
     pub fn process_name(&self, pid: u32) -> Option<&str> {
-        self.names.get(&pid).map(String::as_str).filter(|name| !name.is_empty())
+        self.processes.get(&pid).map(|(name, _)| name.as_str()).filter(|name| !name.is_empty())
+    }
+
+    /// The pod, container, Slurm job and user of a process. `None` if nothing is known.
+    pub fn workload(&self, pid: u32) -> Option<&Workload> {
+        self.processes.get(&pid).map(|(_, workload)| workload).filter(|workload| !workload.is_unknown())
     }
 }
 
@@ -190,7 +211,7 @@ mod tests {
             time_ns,
             device,
             used_bytes,
-            processes: vec![SampledProcess { pid, bytes: Some(7) }],
+            processes: vec![SampledProcess { pid, bytes: Some(7), ..SampledProcess::default() }],
         };
         let device = |index, pci: &str| DeviceSamplesLine::Device {
             index,
@@ -198,12 +219,14 @@ mod tests {
             name: "H200".to_owned(),
             total_bytes: 100,
             reserved_bytes: 3,
+            is_divided: index == 1,
         };
+        let workload = Workload { pod: Some("trainer-7f".to_owned()), ..Workload::default() };
         let lines = vec![
             DeviceSamplesLine::Start { version: 1, driver: "580".to_owned(), time_ns: 1 },
             device(0, "00000000:17:00.0"),
             device(1, "00000000:3D:00.0"),
-            DeviceSamplesLine::Process { pid: 9, name: "python3".to_owned() },
+            DeviceSamplesLine::Process { pid: 9, name: "python3".to_owned(), workload: workload.clone() },
             sample(1, 0, 10, 9),
             sample(2, 1, 20, 8),
             DeviceSamplesLine::End { time_ns: 3, samples: 2, left_out: 0 },
@@ -225,6 +248,8 @@ mod tests {
         assert_eq!(read.device("0000:17:00.0").unwrap().samples[0].processes[0].bytes, Some(7));
         assert!(read.device("0001:17:00.0").is_none() && read.device("").is_none());
         assert_eq!((read.process_name(9), read.process_name(8)), (Some("python3"), None));
+        assert_eq!((read.workload(9), read.workload(8)), (Some(&workload), None));
+        assert!(read.device("0000:3d:00.0").unwrap().is_divided && !read.device("0000:17:00.0").unwrap().is_divided);
         std::fs::write(
             path.path().join(DEVICE_SAMPLES_FILE),
             "{\"kind\":\"start\",\"version\":2,\"driver\":\"\",\"time_ns\":1}",

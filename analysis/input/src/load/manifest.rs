@@ -18,6 +18,8 @@ use crate::error::{Error, Result};
 use crate::folder::RunFolder;
 use crate::json_file;
 
+use super::workload::Workload;
+
 /// The reason why a statically linked program is not recorded.
 pub const STATICALLY_LINKED: &str = "it is statically linked";
 
@@ -130,6 +132,9 @@ pub struct ManifestProcess {
     pub start_ns: Option<u64>,
     /// The recorded environment variables: `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `SLURM_*`, ...
     pub env: BTreeMap<String, String>,
+    /// The pod, container, Slurm job and user of the process.
+    #[serde(skip_serializing_if = "Workload::is_unknown")]
+    pub workload: Workload,
     /// The rank in a distributed job, as the process gave it to PyTorch (`torch.distributed`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank: Option<u32>,

@@ -13,6 +13,7 @@ mod run;
 mod snapshot;
 mod snapshot_set;
 mod unrecorded;
+mod workload;
 
 pub use crate::recording::{LostEvents, MemoryRecording, Recording};
 pub use device_samples::{
@@ -37,3 +38,4 @@ pub use run::open_folder;
 pub use run::{Run, open_run, open_run_with_progress, open_runs};
 pub use snapshot::{SNAPSHOT_END_REASON, SNAPSHOT_TOPIC, SnapshotRecording};
 pub use unrecorded::unrecorded;
+pub use workload::Workload;

@@ -9,6 +9,7 @@ use super::issue::Issue;
 use super::rule::DiagnosticRule;
 use crate::locations::Locations;
 use crate::passes::composition::Composition;
+use crate::passes::device_memory::DeviceMemory;
 use crate::passes::growth::Growth;
 use crate::passes::oom::OomLog;
 use crate::passes::pass::{BlockAllocated, Pass};
@@ -68,8 +69,17 @@ pub(crate) struct DeviceFacts<'a> {
     pub(crate) computes: bool,
     /// Another GPU on which the process computes.
     pub(crate) computes_elsewhere: Option<i16>,
+    /// The memory that there is.
+    pub(crate) capacity: DeviceCapacity<'a>,
+}
+
+/// The memory of a device.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct DeviceCapacity<'a> {
     /// The memory that the caching allocator can have on the device, in bytes; `None` if it is unknown.
-    pub(crate) memory_limit: Option<u64>,
+    pub(crate) limit: Option<u64>,
+    /// The memory of the device as its readings show it; `None` without one.
+    pub(crate) readings: Option<&'a DeviceMemory>,
 }
 
 impl DeviceFacts<'_> {
@@ -86,7 +96,7 @@ impl DeviceFacts<'_> {
     /// Whether reserved bytes that serve no request are worth an issue: all if a request `failed`, else 1 % of the
     /// memory that PyTorch can have. With less, no larger model or batch fits if they are avoided.
     pub(super) fn matters_for_device(&self, bytes: u64, failed: bool) -> bool {
-        let limit = self.memory_limit.filter(|_| !failed);
+        let limit = self.capacity.limit.filter(|_| !failed);
         limit.is_none_or(|limit| bytes.saturating_mul(MIN_PART_OF_DEVICE) >= limit)
     }
 

@@ -64,6 +64,10 @@ macro_rules! with_diagnostics {
                 /// Streams have caches that no other stream can use.
                 StreamCaches = "stream-caches",
             }
+            spilled_to_host: SpilledToHost {
+                /// Allocations beyond the device's memory succeed, so a part is on the host.
+                SpilledToHost = "spilled-to-host",
+            }
             windows: Windows {}
             stray_context: StrayContexts {
                 /// A process holds memory on a GPU that is another rank's.

@@ -23,6 +23,7 @@ mod optimizer_state;
 mod outputs_kept;
 mod reference_cycle;
 mod rule;
+mod spilled_to_host;
 mod stray_context;
 mod stream_caches;
 #[cfg(test)]
@@ -48,7 +49,7 @@ pub use launch::{GpuName, GpuUse, Gpus, LaunchIssue, LaunchProcess, ProcessOnGpu
 pub use rule::{DiagnosticRule, KeptBy};
 pub use turns::LoopTurn;
 
-pub(crate) use device_facts::DeviceFacts;
+pub(crate) use device_facts::{DeviceCapacity, DeviceFacts};
 
 /// Declares [`Diagnostics`] with a field for each entry of the list.
 macro_rules! diagnostics {

@@ -4,7 +4,7 @@ use memtrace_trace::event::Event;
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::StackId;
 
-use super::device_facts::{DeviceFacts, IssueInputs, SharedFacts};
+use super::device_facts::{DeviceCapacity, DeviceFacts, IssueInputs, SharedFacts};
 use super::diagnostic::Diagnostic;
 use super::issue::Issue;
 use crate::locations::Locations;
@@ -117,7 +117,7 @@ impl<D: Diagnostic> TestProgram<D> {
             serving: None,
             computes: self.computes,
             computes_elsewhere: (!self.computes).then_some(1),
-            memory_limit: None,
+            capacity: DeviceCapacity::default(),
         };
         let mut issues = Vec::new();
         self.diagnostic.issues(&device, shared, &mut issues);

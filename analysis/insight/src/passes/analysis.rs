@@ -24,7 +24,7 @@ use super::pass::{Pass, PassedRange, RecordingStart, StayedMemory};
 use super::refused::{RefusedRequestLog, RefusedRequests};
 use super::released::Release;
 use super::replayed_memory::{OomQuery, ReplayedDevice, ReplayedMemory};
-use crate::diagnostics::{DeviceFacts, Issue, IssueInputs};
+use crate::diagnostics::{DeviceCapacity, DeviceFacts, Issue, IssueInputs};
 use crate::rules::CustomRules;
 use memtrace_input::{LostEvents, Recording, TraceIndex};
 use memtrace_replay::{
@@ -328,7 +328,10 @@ impl Analysis {
                 serving: Some(&device.serving).filter(|_| !device.table.has_backward()),
                 computes: device.diagnostics.computes(),
                 computes_elsewhere: computing.iter().copied().find(|other| *other >= 0 && *other != device.device),
-                memory_limit: memory_limit(device),
+                capacity: DeviceCapacity {
+                    limit: memory_limit(device),
+                    readings: self.device_memory.get(&device.device),
+                },
             });
             let trains = device.table.has_backward();
             issues.retain(|issue| trains || !device.serving.excludes(issue.rule.id, issue.place.map(|place| place.0)));

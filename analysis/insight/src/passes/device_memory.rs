@@ -7,8 +7,9 @@
 use std::collections::BTreeMap;
 
 use memtrace_trace::event::{Action, Event, Source, UsageOccasion};
+use memtrace_trace::ids::{ContextId, StackId};
 
-use memtrace_replay::{DeviceAllocations, Replay};
+use memtrace_replay::{DeviceAllocations, MemoryLocation, Replay};
 
 /// The maximum number of points of [`DeviceMemory::over_time`]. Beyond it, every second point is dropped.
 const MAX_POINTS: usize = 256;
@@ -18,6 +19,23 @@ const MAX_OOMS: usize = 16;
 /// A limit holds back at least this much, in bytes. Between the driver's answer to memtrace and the one to PyTorch,
 /// other processes can take less.
 const MIN_HELD_BACK: u64 = 32 << 20;
+
+/// The driver reports at least so much less in use than this process has allocated, in bytes, before that counts. The
+/// estimate of the driver's pages is less wrong.
+const MIN_MISSING: u64 = 32 << 20;
+
+/// The memory of allocations that is not on their device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SpilledMemory {
+    /// The bytes that are not on the device, at least, when they were most.
+    pub bytes: u64,
+    /// The allocations of this process on the device then, managed memory included, in bytes.
+    pub allocated: u64,
+    /// The part of it that was managed memory, in bytes.
+    pub managed: u64,
+    /// The first allocation that did not fit: its stack and context.
+    pub first: (StackId, ContextId),
+}
 
 /// The memory in use on a device at one point in time, in bytes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -60,6 +78,8 @@ pub struct DeviceMemory {
     pub end: DeviceMemoryState,
     /// The states at readings, in the order of time.
     pub over_time: Vec<DeviceMemoryState>,
+    /// Memory that is not on the device although it was allocated there. `None` if there was none.
+    pub spilled: Option<SpilledMemory>,
     held_back: Vec<HeldBack>,
 }
 
@@ -71,6 +91,10 @@ struct DeviceReadings {
     stride: u64,
     beyond_allocations: u64,
     later_contexts: u64,
+    /// The bytes of this process's own allocations that the latest reading lacked.
+    missing: u64,
+    /// The largest allocation since the latest reading that lacked nothing: its bytes, stack and context.
+    largest: (u64, StackId, ContextId),
     /// Whether the latest reading followed an allocation that failed, and nothing was allocated since.
     has_just_failed: bool,
 }
@@ -97,6 +121,34 @@ impl DeviceMemory {
 impl DeviceReadings {
     fn has_readings(&self) -> bool {
         self.memory.readings > 0
+    }
+
+    /// A reading of `used` bytes. The driver counts all processes, so it is less than this process's own allocations
+    /// only if some of these are elsewhere.
+    ///
+    /// Another thread can allocate between the driver's answer and the event of the reading. So one reading shows
+    /// nothing; what two readings in a row lack was missing at the first.
+    fn compare(&mut self, used: u64, allocations: &DeviceAllocations) {
+        // The figures of unused memory of pools can be old, and the pages are estimated.
+        let all: u64 = allocations.by_owner.iter().map(|(_, bytes)| bytes).sum();
+        let missing = all.saturating_sub(allocations.managed).saturating_sub(used);
+        let before = std::mem::replace(&mut self.missing, missing);
+        if before.min(missing) >= MIN_MISSING {
+            let (_, stack, context) = self.largest;
+            self.spill(before.min(missing), allocations, (stack, context));
+        } else if missing == 0 {
+            self.largest = (0, StackId::NONE, ContextId::NONE);
+        }
+    }
+
+    /// So many bytes of the allocations are not on the device.
+    fn spill(&mut self, bytes: u64, allocations: &DeviceAllocations, first: (StackId, ContextId)) {
+        let before = self.memory.spilled;
+        if before.is_none_or(|spilled| spilled.bytes < bytes) {
+            let allocated = allocations.by_owner.iter().map(|(_, bytes)| bytes).sum();
+            let first = before.map_or(first, |spilled| spilled.first);
+            self.memory.spilled = Some(SpilledMemory { bytes, allocated, managed: allocations.managed, first });
+        }
     }
 
     /// PyTorch's out-of-memory error. `free` is the driver's free memory.
@@ -148,6 +200,7 @@ impl DeviceMemories {
         }
         device.beyond_allocations = beyond_allocations;
         device.has_just_failed = e.occasion() == UsageOccasion::OutOfMemory;
+        device.compare(used, &state.allocations);
         (state.used, state.is_reading) = (used, true);
         (state.beyond_allocations, state.later_contexts) = (beyond_allocations, device.later_contexts);
         if device.memory.readings == 0 {
@@ -186,9 +239,16 @@ impl DeviceMemories {
         let Some(device) = self.devices.get_mut(&e.device).filter(|device| device.has_readings()) else { return };
         if e.action == Action::Alloc && e.result == 0 {
             device.has_just_failed = false;
+            if e.size > device.largest.0 {
+                device.largest = (e.size, e.stack, e.context);
+            }
         }
         let physical = replay.physical();
-        let location = memtrace_replay::MemoryLocation::Device(e.device);
+        let location = MemoryLocation::Device(e.device);
+        let excess = physical.total(location).current.saturating_sub(device.memory.total);
+        if excess > device.memory.spilled.map_or(0, |spilled| spilled.bytes) {
+            device.spill(excess, &physical.device_allocations(e.device), (e.stack, e.context));
+        }
         // Allocations can be summed up without a list of their owners, so most events need no list.
         let at_least = physical.total(location).current.saturating_add(device.beyond_allocations);
         if at_least.saturating_add(physical.unused_pool_bytes(e.device)) <= device.memory.peak.used {
@@ -245,5 +305,49 @@ fn state(replay: &Replay, e: &Event, device: &DeviceReadings) -> DeviceMemorySta
             .filter(|device| device.source != memtrace_input::EventSource::CudaCalls)
             .map_or(0, |device| device.allocator.usage().allocated),
         allocations,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memtrace_replay::Owner;
+
+    const MIB: u64 = 1 << 20;
+
+    fn allocated(bytes: u64, managed: u64) -> DeviceAllocations {
+        let by_owner = vec![(Owner::CachingAllocator, bytes)];
+        DeviceAllocations { by_owner, managed, ..DeviceAllocations::default() }
+    }
+
+    #[test]
+    fn what_two_readings_in_a_row_lack_is_not_on_the_device() {
+        let mut device = DeviceReadings::default();
+        let place = (StackId(7), ContextId::NONE);
+        device.compare(1100 * MIB, &allocated(1000 * MIB, 0));
+        device.largest = (500 * MIB, place.0, place.1);
+        device.compare(1100 * MIB, &allocated(1500 * MIB, 0));
+        assert_eq!(device.memory.spilled, None, "another thread may have allocated since");
+        device.compare(1150 * MIB, &allocated(1500 * MIB, 0));
+        let expected = SpilledMemory { bytes: 350 * MIB, allocated: 1500 * MIB, managed: 0, first: place };
+        assert_eq!(device.memory.spilled, Some(expected));
+        device.largest = (900 * MIB, StackId(8), ContextId::NONE);
+        device.compare(1150 * MIB, &allocated(2400 * MIB, 0));
+        device.compare(1150 * MIB, &allocated(2400 * MIB, 0));
+        let spilled = device.memory.spilled.unwrap();
+        assert_eq!((spilled.bytes, spilled.first), (1250 * MIB, place), "the first one stays");
+    }
+
+    #[test]
+    fn readings_that_lack_little_or_managed_memory_show_nothing() {
+        let mut device = DeviceReadings::default();
+        for _ in 0..3 {
+            device.compare(1000 * MIB, &allocated(1031 * MIB, 0));
+            device.compare(1000 * MIB, &allocated(3000 * MIB, 2000 * MIB));
+        }
+        device.compare(1000 * MIB, &allocated(2000 * MIB, 0));
+        device.compare(2100 * MIB, &allocated(2000 * MIB, 0));
+        device.compare(1000 * MIB, &allocated(2000 * MIB, 0));
+        assert_eq!(device.memory.spilled, None);
     }
 }

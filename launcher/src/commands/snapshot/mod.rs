@@ -19,7 +19,7 @@ use crate::running::{self, Selected};
 const REFRESH: Duration = Duration::from_secs(1);
 
 /// The endings of file names, and what they select.
-const ENDINGS: [(&str, Format); 10] = [
+const ENDINGS: [(&str, Format); 11] = [
     (".pickle", Format::Export(ExportFormat::Snapshot)),
     (".pkl", Format::Export(ExportFormat::Snapshot)),
     (".html", Format::Export(ExportFormat::Html)),
@@ -29,6 +29,7 @@ const ENDINGS: [(&str, Format); 10] = [
     (".svg", Format::Export(ExportFormat::Timeline)),
     (".pftrace", Format::Export(ExportFormat::Perfetto)),
     (".folded", Format::Export(ExportFormat::Folded)),
+    (".pb.gz", Format::Export(ExportFormat::Pprof)),
     (".txt", Format::Report),
 ];
 

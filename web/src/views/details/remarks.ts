@@ -57,7 +57,7 @@ export function remarks(process: ProcessSummary, device: DeviceSummary): HTMLEle
   if (used && !oom) {
     const parts = used.parts.map((part, at) => ({ part, at })).filter(({ part }) => part.bytes > 0);
     const text = parts.map(({ part, at }): Part[] => [
-      `${part.name}${part.pid === undefined ? '' : ` (process ${part.pid})`} `,
+      `${part.label} `,
       bytes(`device_memory.at_peak.parts.${at}.bytes`, part.bytes),
     ]);
     rows.push([

@@ -162,7 +162,7 @@ impl Growing {
         }
         let rate = self.sampler.rate()?;
         let growth = growth.max(rate.peak_slope);
-        let free = device.memory_limit?.checked_sub(rate.peak)?;
+        let free = device.capacity.limit?.checked_sub(rate.peak)?;
         let turns = free.checked_div(growth).filter(|turns| *turns <= LONGEST_FORECAST)?;
         Some(OomForecast { turn: self.sampler.turn(), turns, free, growth, ticks: turns.saturating_mul(rate.ticks) })
     }
@@ -412,7 +412,7 @@ fn of_requests(
             ..issue
         });
     }
-    let free = device.memory_limit.and_then(|limit| limit.checked_sub(device.peak_bytes()));
+    let free = device.capacity.limit.and_then(|limit| limit.checked_sub(device.peak_bytes()));
     if let Some((issue, free)) = issues[first..].first_mut().zip(free)
         && let Some(turns) = free.checked_div(growth).filter(|turns| *turns <= LONGEST_FORECAST)
         && device.ooms.count() == 0

@@ -81,7 +81,7 @@ impl Diagnostic for Windows {
         // One forecast for all that grows.
         if let Some(largest) = found.first_mut()
             && device.ooms.count() == 0
-            && let Some(forecast) = device.memory_limit.and_then(|limit| leaks.forecast(limit))
+            && let Some(forecast) = device.capacity.limit.and_then(|limit| leaks.forecast(limit))
         {
             largest.evidence.push(forecast.evidence());
             largest.forecast = Some(forecast);
