@@ -252,7 +252,7 @@ def run_on_host(overload, arguments, seed):
         result = overload(**arguments)
     if not overload._schema.returns:
         result = [arguments[argument.name] for argument in overload._schema.arguments if is_written(argument)]
-    return flattened(result, [])
+    return with_storage(result)
 
 
 def is_written(argument):
@@ -268,6 +268,11 @@ def flattened(value, found):
         for one in value:
             flattened(one, found)
     return found
+
+
+def with_storage(value):
+    """The tensors among the results of an operator that have a storage. Others, such as sparse ones, have no values here."""
+    return [one for one in flattened(value, []) if one.layout is torch.strided]
 
 
 def of_view(note, tensor):

@@ -26,7 +26,7 @@ from torch._C import DispatchKey, _dispatch_has_kernel_for_dispatch_key, _dispat
 
 from . import exceptions, guesses
 from .expressions import FULL, ZERO, Call, Constant, Expression, Guess, Memory, Operator, Update, Values, cost_of, flattened, is_written
-from .expressions import of_view, policy, run_on_host, seeds
+from .expressions import of_view, policy, run_on_host, seeds, with_storage
 from .values import CPU, INTEGERS, MAX_NUMBERS, MAX_REDUCED, PLAIN, UNKNOWN, geometry_of, is_assumed, is_in_memory, is_number, is_small
 from .values import notes, on_host, span_of, unknown_like, write
 
@@ -115,7 +115,9 @@ def selected(count, first=0):
 
 
 def put(tensor, values, is_assumed):
-    """Gives a tensor on a device values, which are those of a host tensor."""
+    """Gives a tensor on a device values, which are those of a host tensor. A tensor on the host has its own."""
+    if not tensor.is_cuda:
+        return
     note = notes.find(tensor)
     if note is not None and note.expression is not None and note.geometry != geometry_of(tensor):
         part = torch.empty(tensor.shape, dtype=tensor.dtype, device=CPU).copy_(values)
@@ -129,7 +131,9 @@ def put(tensor, values, is_assumed):
 
 
 def put_expression(tensor, expression):
-    """Gives a tensor on a device the values of an expression."""
+    """Gives a tensor on a device the values of an expression. A tensor on the host has its own."""
+    if not tensor.is_cuda:
+        return
     note = notes.find(tensor)
     if note is not None and note.geometry != geometry_of(tensor):
         base = note.expression or Memory.of_storage(tensor, note)
@@ -147,7 +151,10 @@ def put_expression(tensor, expression):
 
 
 def forget(tensor):
-    """The values of a tensor on a device are unknown from now on; those of integers are zeros."""
+    """The values of a tensor on a device are unknown from now on; those of integers are zeros. A tensor on the
+    host, such as the lengths of packed sequences, keeps its own."""
+    if not tensor.is_cuda:
+        return
     if is_number(tensor):
         if tensor.numel() == 1 and tensor._base is None and tensor.storage_offset() == 0:
             put(tensor, unknown_like(tensor), True)
@@ -166,8 +173,12 @@ def note_is_whole(tensor):
 
 
 def is_unknown(tensor):
-    """Whether nothing is known of the numbers of a tensor on a device."""
-    return tensor.is_cuda and is_number(tensor) and tensor.numel() > 0 and notes.find(tensor) is None
+    """Whether nothing is known of the numbers of a tensor on a device. Tensors without a storage, such as sparse ones, are unknown."""
+    if not tensor.is_cuda:
+        return False
+    if tensor.layout is not torch.strided:
+        return True
+    return is_number(tensor) and tensor.numel() > 0 and notes.find(tensor) is None
 
 
 def known_values(tensor):
@@ -269,7 +280,8 @@ class Computed(Kernel):
             # Most operators of a model: unknown numbers of unknown numbers.
             if type(leading) in PLAIN and is_unknown(leading):
                 result = self.original(keyset, args, kwargs)
-                if type(result) is torch.Tensor and result.dtype not in INTEGERS and (not self.written or result is leading):
+                if (type(result) is torch.Tensor and result.dtype not in INTEGERS and result.layout is torch.strided
+                        and (not self.written or result is leading)):
                     if not self.written:
                         if result.numel() == 1:
                             forget(result)
@@ -293,8 +305,8 @@ class Computed(Kernel):
     def results(self, result, arguments):
         """The tensors of a result, and those that an operator without one updates."""
         if self.overload._schema.returns:
-            return flattened(result, [])
-        return flattened([arguments[name] for name in self.written], [])
+            return with_storage(result)
+        return with_storage([arguments[name] for name in self.written])
 
     def run_with_values(self, keyset, args, kwargs):
         arguments = self.arguments(args, kwargs)

@@ -233,6 +233,14 @@ def optimizers():
     return {"history": len(state["old_dirs"]), "is_bounded": steps <= 110}
 
 
+def layouts():
+    """The lengths of packed sequences, which are on the host, and the rows of a sparse gradient."""
+    packed = torch.nn.utils.rnn.pack_padded_sequence(unknown(3 * 5).view(3, 5, 1), torch.tensor([5, 3, 2]), batch_first=True)
+    bags = torch.nn.EmbeddingBag(100, 4, sparse=True, device=DEVICE)
+    bags(torch.tensor([7, 7, 9, 3], device=DEVICE), torch.tensor([0, 2], device=DEVICE)).sum().backward()
+    return {"packed": packed.batch_sizes.tolist(), "rows": bags.weight.grad.coalesce().indices().tolist()}
+
+
 def experts():
     """The tokens of each expert of a layer whose router is unknown."""
     chosen = unknown(1024 * 8).view(1024, 8).softmax(-1).topk(2).indices

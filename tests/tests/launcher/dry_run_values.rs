@@ -153,6 +153,11 @@ fn solvers_succeed_and_small_tensors_are_computed() {
 }
 
 #[test]
+fn lengths_on_the_host_and_sparse_gradients_keep_their_values() {
+    assert_eq!(printed(&[], "layouts"), json!({"packed": [3, 3, 2, 1, 1], "rows": [[3, 7, 9]]}));
+}
+
+#[test]
 fn line_searches_go_on_and_loops_end() {
     assert_eq!(printed(&[], "optimizers"), json!({"history": 7, "is_bounded": true}));
 }
