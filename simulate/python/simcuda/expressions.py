@@ -13,6 +13,7 @@ Nothing here refers to memory of the device but by address, with a weak referenc
 
 import math
 import os
+import random
 
 import torch
 
@@ -200,7 +201,7 @@ class Call:
         self.operators = 1 + sum(one.operators for one in inputs)
         self.is_assumed = any(one.is_assumed for one in inputs)
         is_random = torch.Tag.nondeterministic_seeded in overload.tags
-        self.seed = int(torch.randint(1 << 62, (), generator=seeds, device=CPU)) if is_random else None
+        self.seed = next_seed() if is_random else None
 
     def is_cheap(self):
         """Whether it may be computed."""
@@ -221,7 +222,12 @@ class Call:
 
 
 # The source of seeds: each operator that makes random numbers has its own.
-seeds = torch.Generator(CPU).manual_seed(0)
+seeds = random.Random(0)
+
+
+def next_seed():
+    """A seed for one operator."""
+    return seeds.getrandbits(62)
 
 
 def evaluated(value, memo, function):

@@ -194,6 +194,31 @@ fn guessed_sizes_are_reported_with_their_lines() {
 }
 
 #[test]
+fn guessed_branches_are_reported_with_their_lines() {
+    let (code, report, summary) = ended("branches");
+    assert_eq!(code, Some(0), "{report}");
+    let program = std::fs::read_to_string(root().join("tests/programs/launcher/dry_run_values.py")).unwrap();
+    let marked = |mark: &str| -> Vec<usize> {
+        let lines = program.lines().zip(1..).filter(|(line, _)| line.ends_with(&format!("  # {mark}")));
+        lines.map(|(_, number)| number).collect()
+    };
+    let found = summary["run"]["simulated"]["guessed_branches"].as_array().unwrap();
+    let lines = |is_of: &dyn Fn(&Value) -> bool| -> Vec<usize> {
+        let line = |one: &Value| one["location"].as_str()?.rsplit_once(':')?.1.parse().ok();
+        let mut lines: Vec<usize> = found.iter().filter(|one| is_of(one)).filter_map(line).collect();
+        lines.sort_unstable();
+        lines
+    };
+    assert_eq!(lines(&|one| one["kind"] == "branch" && one["optimizer"].is_null()), marked("branch"), "{found:?}");
+    assert_eq!(lines(&|one| one["kind"] == "size"), marked("size"), "{found:?}");
+    assert_eq!(lines(&|one| one["optimizer"] == "LBFGS"), marked("optimizer"), "{found:?}");
+    assert!(report.contains("Numbers that a dry run does not compute decide the course at "), "{report}");
+    assert!(report.contains("its memory is an upper bound: LBFGS at "), "{report}");
+    let (_, report, summary) = ended("scaler");
+    assert!(summary["run"]["simulated"]["guessed_branches"].is_null(), "{report}");
+}
+
+#[test]
 fn gradscaler_skips_no_step() {
     assert_eq!(printed(&[], "scaler"), json!({"steps": 3, "scale": 65536.0}));
 }
