@@ -67,10 +67,15 @@ class Notes:
     def find(self, tensor):
         """The note about the storage of a tensor on a device, or None."""
         note = self.notes.get(address_of(tensor))
-        if note is None or note.is_valid():
-            return note
+        if note is None:
+            return None
         base = tensor if tensor._base is None else tensor._base
-        if note.geometry == geometry_of(base) and note.dtype == base.dtype:
+        if note.dtype != base.dtype:
+            # The tensor that was noted lives on with another storage, as parameters do whose `data` is set.
+            return None
+        if note.is_valid():
+            return note
+        if note.geometry == geometry_of(base):
             # Another tensor of this storage, such as one that autograd saved. Operators would have replaced the note of a former storage.
             note.references = [reference_to(tensor)]
             # It can also be a later tensor at the same address, which the program reads as another number.

@@ -1,6 +1,7 @@
 """Programs whose course or memory depends on values: `dry_run_values.py NAME`. Prints a JSON object."""
 
 import builtins
+import ctypes
 import json
 import math
 import os
@@ -291,6 +292,18 @@ def evaluate():
     for _ in range(2):
         total += unknown(3).sum().item()
     return total / 2
+
+
+def storages():
+    """A number that another process writes into memory that a parameter had before its `data` was set, as ZeRO does."""
+    parameter = torch.nn.Parameter(torch.empty(4, 4, device=DEVICE))
+    torch.nn.init.normal_(parameter)
+    address = parameter.data_ptr()
+    parameter.data = torch.empty(0, device=DEVICE)
+    number = torch.tensor(-1, device=DEVICE)
+    before = number.item()
+    ctypes.c_int64.from_address(number.data_ptr()).value = 7
+    return {"is_same": number.data_ptr() == address, "before": before, "after": number.cpu().item()}
 
 
 def experts():

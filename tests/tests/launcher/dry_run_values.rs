@@ -158,6 +158,11 @@ fn lengths_on_the_host_and_sparse_gradients_keep_their_values() {
 }
 
 #[test]
+fn memory_that_another_tensor_had_is_not_taken_for_its_values() {
+    assert_eq!(printed(&[], "storages"), json!({"is_same": true, "before": -1, "after": 7}));
+}
+
+#[test]
 fn line_searches_go_on_and_loops_end() {
     assert_eq!(printed(&[], "optimizers"), json!({"history": 7, "is_bounded": true}));
 }
