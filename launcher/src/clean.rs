@@ -14,13 +14,13 @@ use rustix::process::geteuid;
 
 use crate::library::{self, LibraryCopy};
 use crate::output::{self, Printed};
-use crate::private_folder::{ATTACH_PREFIX, DOCTOR_PREFIX};
+use crate::private_folder::{ATTACH_PREFIX, BOUNDS_PREFIX, DOCTOR_PREFIX};
 use crate::session;
 
 /// The beginnings of the names of temporary folders, which [`PrivateFolder::temporary_in`] makes.
 ///
 /// [`PrivateFolder::temporary_in`]: crate::private_folder::PrivateFolder::temporary_in
-const TEMPORARY: [&str; 2] = [ATTACH_PREFIX, DOCTOR_PREFIX];
+const TEMPORARY: [&str; 3] = [ATTACH_PREFIX, DOCTOR_PREFIX, BOUNDS_PREFIX];
 /// The age from which on a temporary folder belongs to no running memtrace.
 const LEFT: Duration = Duration::from_secs(24 * 3600);
 

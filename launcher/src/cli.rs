@@ -22,7 +22,7 @@ use crate::option_values::{
     release_point, routing, server_address, size, step_range, time_limit, time_range, tolerance, values,
 };
 use crate::output::{Printed, Stream, print, print_to_stderr};
-use crate::simulation::{Gpu, Nonzero};
+use crate::simulation::{Gpu, Nonzero, Workspaces};
 use crate::terminal::layout;
 
 /// Record what fills the GPU memory of a program
@@ -179,6 +179,13 @@ pub(crate) struct DryRun {
     /// The result of `x > 0` for values that no kernel computed, and so the share that masks and nonzero select
     #[arg(long, value_name = "SHARE", value_enum, default_value_t)]
     pub(crate) nonzero: Nonzero,
+    /// The workspaces of cuDNN for convolutions that were not measured
+    #[arg(long, value_name = "SHARE", value_enum, default_value_t)]
+    pub(crate) workspaces: Workspaces,
+    /// Run the command twice before, with the smallest and the largest sizes that values and workspaces can have, and
+    /// report the range of the peak
+    #[arg(long, conflicts_with_all = ["tries", "nonzero", "workspaces"])]
+    pub(crate) bounds: bool,
     /// How tokens choose experts: evenly, by a Zipf distribution (zipf:1.2), or all the first experts (one-rank)
     #[arg(long, value_name = "RULE", default_value = "even", value_parser = routing)]
     pub(crate) routing: String,

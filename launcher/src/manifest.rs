@@ -102,6 +102,7 @@ impl RunManifest {
             (simulated.exception, simulated.workspaces) = (finished.exception, finished.workspaces);
             simulated.missing_functions = finished.missing_functions;
             simulated.guessed_sizes = finished.guessed_sizes;
+            simulated.guessed_branches = finished.guessed_branches;
         }
     }
 

@@ -22,9 +22,11 @@ use crate::session;
 /// The permission bits that let other users write.
 const OTHERS_WRITE: u32 = 0o022;
 
-/// The prefixes of memtrace's temporary folders: of the script of an attach, and of what `memtrace doctor` runs.
+/// The prefixes of memtrace's temporary folders: of the script of an attach, of what `memtrace doctor` runs, and of the
+/// first runs of `memtrace dry-run --bounds`.
 pub(crate) const ATTACH_PREFIX: &str = "memtrace-attach";
 pub(crate) const DOCTOR_PREFIX: &str = "memtrace-doctor";
+pub(crate) const BOUNDS_PREFIX: &str = "memtrace-bounds";
 
 /// Who may read a folder and its files. Only this user and root can write to them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -2,7 +2,7 @@
 
 use std::iter;
 
-use memtrace_input::load::{EstimatedWorkspaces, GuessedSize, MissingFunction};
+use memtrace_input::load::{EstimatedWorkspaces, GuessedBranch, GuessedKind, GuessedSize, MissingFunction, PeakBounds};
 
 use crate::allocator_advice::{allocator_advice, rest_words};
 use crate::colocated::ColocationSummary;
@@ -60,7 +60,11 @@ impl VerdictSummary {
                 self.remarks.push(text);
             }
             self.remarks.extend(missing_functions(&simulated.missing_functions));
-            self.remarks.extend(guessed_sizes(&simulated.guessed_sizes));
+            self.remarks.extend(guessed_sizes(&simulated.guessed_sizes, simulated.bounds.is_some()));
+            self.remarks.extend(guessed_branches(&simulated.guessed_branches));
+            if let Some(bounds) = &simulated.bounds {
+                self.remarks.extend(peak_bounds(bounds, summary));
+            }
             if simulated.was_ready {
                 self.remarks.push("The program was ended when it was ready (--until-ready, --ready-line).".to_owned());
             }
@@ -269,30 +273,86 @@ fn estimated_workspaces(workspaces: &EstimatedWorkspaces) -> Option<String> {
     })
 }
 
-/// The maximum number of lines that a sentence about guessed sizes names.
+/// The range of the peak of a dry run with `--bounds`.
+fn peak_bounds(bounds: &PeakBounds, summary: &Summary) -> Vec<String> {
+    let devices = summary.processes.iter().flat_map(|process| &process.devices).filter(|device| device.device >= 0);
+    let Some(own) = devices.map(|device| &device.highest).max_by_key(|highest| highest.reserved_bytes) else {
+        return Vec::new();
+    };
+    let range = |figures: [u64; 3]| {
+        let text = |bytes: Option<u64>| size_text(bytes.unwrap_or(0));
+        format!("{} to {}", text(figures.into_iter().min()), text(figures.into_iter().max()))
+    };
+    let PeakBounds { smallest, largest } = bounds;
+    let allocated = range([smallest.allocated_bytes, own.allocated_bytes, largest.allocated_bytes]);
+    let reserved = range([smallest.reserved_bytes, own.reserved_bytes, largest.reserved_bytes]);
+    let mut sentences =
+        vec![format!("By the runs of --bounds, the peak is {allocated} allocated and {reserved} reserved.")];
+    for (run, name) in [(smallest, "smallest"), (largest, "largest")] {
+        if run.is_out_of_memory {
+            sentences.push(format!("The run with the {name} sizes ran out of memory, so the peak can be higher."));
+        } else if run.has_failed {
+            sentences.push(format!("The run with the {name} sizes failed, so its peak is that up to there."));
+        }
+    }
+    sentences
+}
+
+/// The maximum number of lines that a sentence about guessed sizes or branches names.
 const NAMED_SIZES: usize = 4;
 
+/// The first names of a list, and how many others `summary.json` has.
+fn named(mut names: Vec<String>) -> String {
+    let others = names.len().saturating_sub(NAMED_SIZES);
+    if others > 0 {
+        names.truncate(NAMED_SIZES);
+        names.push(format!("{} more in summary.json", count_text(others as u64)));
+    }
+    names.join(", ")
+}
+
+/// The lines at which numbers that no kernel computed decided the course: the program's own, and those of optimizers.
+fn guessed_branches(branches: &[GuessedBranch]) -> Vec<String> {
+    let own = branches.iter().filter(|branch| branch.optimizer.is_none()).map(|branch| {
+        let kind = match branch.kind {
+            GuessedKind::Branch => "branch",
+            GuessedKind::Size => "size",
+        };
+        format!("{} ({kind})", branch.location)
+    });
+    let of_optimizers = branches.iter().filter_map(|branch| {
+        let optimizer = branch.optimizer.as_ref()?;
+        Some(format!("{optimizer} at {}", branch.location))
+    });
+    let own = Some(named(own.collect())).filter(|names| !names.is_empty()).map(|names| {
+        format!(
+            "Numbers that a dry run does not compute decide the course at {names}. A run on a GPU can take another."
+        )
+    });
+    let of_optimizers = Some(named(of_optimizers.collect()))
+        .filter(|names| !names.is_empty())
+        .map(|names| format!("An optimizer goes on to its limits, so its memory is an upper bound: {names}."));
+    own.into_iter().chain(of_optimizers).collect()
+}
+
 /// The lines at which values that no kernel computed decided a size: those by policy, and those by random numbers.
-fn guessed_sizes(sizes: &[GuessedSize]) -> Vec<String> {
-    let named = |is_assumed: bool| {
-        let found: Vec<&GuessedSize> = sizes.iter().filter(|size| size.is_assumed == is_assumed).collect();
-        let name = |size: &&GuessedSize| {
+fn guessed_sizes(sizes: &[GuessedSize], has_bounds: bool) -> Vec<String> {
+    let lines = |is_assumed: bool| {
+        let name = |size: &GuessedSize| {
             let (selected, total) = (count_text(size.selected), count_text(size.total));
             format!("{} ({}: {selected} of {total})", size.location, size.operator)
         };
-        let mut names: Vec<String> = found.iter().take(NAMED_SIZES).map(name).collect();
-        if found.len() > NAMED_SIZES {
-            names.push(format!("{} more in summary.json", count_text((found.len() - NAMED_SIZES) as u64)));
-        }
-        (!names.is_empty()).then(|| names.join(", "))
+        let found = named(sizes.iter().filter(|size| size.is_assumed == is_assumed).map(name).collect());
+        (!found.is_empty()).then_some(found)
     };
-    let assumed = named(true).map(|names| {
+    let assumed = lines(true).map(|names| {
+        let range = if has_bounds { "" } else { " --bounds runs the program with both, and states the range." };
         format!(
             "Sizes are guessed, because they depend on values that a dry run does not compute: {names}. The peak on a \
-             GPU can differ: with --nonzero zero these lines select nothing, with --nonzero full everything."
+             GPU can differ: with --nonzero zero these lines select nothing, with --nonzero full everything.{range}"
         )
     });
-    let random = named(false).map(|names| format!("Sizes follow random numbers, which are others on a GPU: {names}."));
+    let random = lines(false).map(|names| format!("Sizes follow random numbers, which are others on a GPU: {names}."));
     assumed.into_iter().chain(random).collect()
 }
 

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use memtrace_analysis::RunFolder;
 use memtrace_analysis::load::{
-    AttachedRun, Discovery, EstimatedWorkspaces, Exit, GuessedSize, Machine, Manifest, ManifestNotice, ManifestProcess,
-    MissingFunction, RunState, SimulatedGpus, UnrecordableProcess, ValueException,
+    AttachedRun, BoundingRun, Discovery, EstimatedWorkspaces, Exit, GuessedBranch, GuessedKind, GuessedSize, Machine,
+    Manifest, ManifestNotice, ManifestProcess, MissingFunction, PeakBounds, RunState, SimulatedGpus,
+    UnrecordableProcess, ValueException,
 };
 use memtrace_analysis::symbols::{SYMBOLS_FILE, Symbols};
 use memtrace_trace::file::{Definitions, Module, NativeFrame};
@@ -93,6 +94,24 @@ fn manifest() -> impl Strategy<Value = Manifest> {
                     .then(|| GuessedSize { location: note.clone(), selected: 3, total: 7, ..GuessedSize::default() })
                     .into_iter()
                     .collect(),
+                guessed_branches: (note.len() % 4 == 1)
+                    .then(|| GuessedBranch {
+                        location: note.clone(),
+                        kind: GuessedKind::Size,
+                        optimizer: Some(note.clone()),
+                        times: 4,
+                    })
+                    .into_iter()
+                    .collect(),
+                bounds: (note.len() % 4 == 1).then(|| PeakBounds {
+                    smallest: BoundingRun::default(),
+                    largest: BoundingRun {
+                        allocated_bytes: 3,
+                        reserved_bytes: 4,
+                        is_out_of_memory: true,
+                        has_failed: true,
+                    },
+                }),
                 was_ready: note.len() % 4 == 1,
             }),
             version: 2,

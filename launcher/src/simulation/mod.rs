@@ -18,12 +18,12 @@ use std::time::Duration;
 
 use anyhow::Context;
 use memtrace_analysis::RunFolder;
-use memtrace_analysis::load::SimulatedGpus;
+use memtrace_analysis::load::{PeakBounds, SimulatedGpus};
 use regex_lite::Regex;
 
 pub(crate) use gpus::Gpu;
-pub(crate) use values::Nonzero;
 use values::Rules;
+pub(crate) use values::{Nonzero, Workspaces};
 pub(crate) use written::Finished;
 use written::{MISSING, SCRATCH, SHARED, WORKSPACES};
 
@@ -53,6 +53,10 @@ pub(crate) struct Simulation {
     pub(crate) count: u32,
     /// The result of comparisons of values that nothing computed.
     pub(crate) nonzero: Nonzero,
+    /// The workspaces of convolutions that were not measured.
+    pub(crate) workspaces: Workspaces,
+    /// The peaks of the runs of `--bounds`, which ran before.
+    pub(crate) bounds: Option<PeakBounds>,
     /// How tokens choose among experts, as `SIMCUDA_ROUTING` has it.
     pub(crate) routing: String,
     /// The number of optimizer steps after which the program ends.
@@ -70,11 +74,8 @@ impl Simulation {
             gpu: self.gpu.name.clone(),
             memory_bytes: self.gpu.memory_bytes,
             count: self.count,
-            exception: None,
-            workspaces: None,
-            missing_functions: Vec::new(),
-            guessed_sizes: Vec::new(),
-            was_ready: false,
+            bounds: self.bounds.clone(),
+            ..SimulatedGpus::default()
         }
     }
 
@@ -105,6 +106,8 @@ impl Simulation {
         }
         let rules = Rules { nonzero: self.nonzero, routing: &self.routing, steps: self.steps };
         let values = values::environment(&libraries.folder, &scratch, &rules)?;
+        let estimated =
+            (self.workspaces != Workspaces::Likely).then(|| ("SIMCUDA_CUDNN_WORKSPACE", self.workspaces.name().into()));
         let settings = [
             ("LD_PRELOAD", preload),
             ("SIMCUDA_DEVICES", self.count.to_string().into()),
@@ -134,7 +137,13 @@ impl Simulation {
             ("TORCHINDUCTOR_QUIESCE_ASYNC_COMPILE_POOL", "0".into()),
         ];
         let caches = CACHE_VARIABLES.map(|name| (name, scratch.join(name.to_lowercase()).into_os_string()));
-        Ok(settings.into_iter().chain(caches).chain(values).map(|(name, value)| (name.into(), value)).collect())
+        Ok(settings
+            .into_iter()
+            .chain(caches)
+            .chain(values)
+            .chain(estimated)
+            .map(|(name, value)| (name.into(), value))
+            .collect())
     }
 
     /// The simulated libraries for the PyTorch of another interpreter than that of the command: the folder of

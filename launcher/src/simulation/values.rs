@@ -14,16 +14,17 @@ pub(super) const EXIT: &str = "SystemExit";
 /// The folder where processes write the exception that ended them, in that of files that are only needed during the
 /// run.
 pub(super) const EXCEPTIONS: &str = "exceptions";
-/// The folder where processes write the lines at which values that nothing computed decided a size, in that of files
-/// that are only needed during the run.
+/// The folder where processes write the lines at which values that nothing computed decided a size or a branch, in that
+/// of files that are only needed during the run.
 pub(super) const GUESSES: &str = "guesses";
 /// The folder of the modules, in that of the simulated libraries. Reports take what is below such a folder for a
 /// library.
 pub(super) const FOLDER: &str = "site-packages";
 /// The path in that folder and the text of each module.
-pub(super) const MODULES: [(&str, &str); 10] = [
+pub(super) const MODULES: [(&str, &str); 11] = [
     ("sitecustomize.py", include_str!("../../../simulate/python/sitecustomize.py")),
     ("simcuda/__init__.py", include_str!("../../../simulate/python/simcuda/__init__.py")),
+    ("simcuda/courses.py", include_str!("../../../simulate/python/simcuda/courses.py")),
     ("simcuda/exceptions.py", include_str!("../../../simulate/python/simcuda/exceptions.py")),
     ("simcuda/expressions.py", include_str!("../../../simulate/python/simcuda/expressions.py")),
     ("simcuda/guesses.py", include_str!("../../../simulate/python/simcuda/guesses.py")),
@@ -45,6 +46,20 @@ named! {
         Half => "half",
         /// None
         Zero => "zero",
+    }
+}
+
+named! {
+    /// The workspace of a convolution of cuDNN that was not measured. Similar convolutions give a range.
+    #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, ValueEnum)]
+    pub(crate) enum Workspaces {
+        /// That of the most similar convolution
+        #[default]
+        Likely => "likely",
+        /// The smallest of the range
+        Smallest => "smallest",
+        /// The largest of the range
+        Largest => "largest",
     }
 }
 

@@ -11,7 +11,7 @@ use std::io;
 use std::time::SystemTime;
 
 use memtrace_analysis::RunFolder;
-use memtrace_analysis::load::{EstimatedWorkspaces, GuessedSize, MissingFunction, ValueException};
+use memtrace_analysis::load::{EstimatedWorkspaces, GuessedBranch, GuessedSize, MissingFunction, ValueException};
 use memtrace_trace::file::untrusted;
 use serde::{Deserialize, Serialize};
 
@@ -35,9 +35,9 @@ const MAX_EXCEPTION: u64 = 16 << 10;
 const MAX_WORKSPACES: u64 = 4096;
 /// The largest file about missing functions, in bytes. All functions that packages import are in a few hundred lines.
 const MAX_MISSING: u64 = 64 << 10;
-/// The largest file about sizes that were guessed, in bytes: 256 lines with their paths.
-const MAX_GUESSES: u64 = 256 << 10;
-/// The maximum number of lines with such sizes.
+/// The largest file about sizes and branches that were guessed, in bytes: twice 256 lines with their paths.
+const MAX_GUESSES: u64 = 512 << 10;
+/// The maximum number of lines with such sizes, and of those with such branches.
 const MAX_GUESSED: usize = 256;
 /// The maximum number of missing functions, and the maximum length of a name.
 const MAX_FUNCTIONS: usize = 256;
@@ -58,6 +58,8 @@ pub(crate) struct Finished {
     pub(crate) missing_functions: Vec<MissingFunction>,
     /// The lines where values that nothing computed decided a size, those of the largest tensors first.
     pub(crate) guessed_sizes: Vec<GuessedSize>,
+    /// The lines where numbers that nothing computed decided a branch or a size, those that were read most often first.
+    pub(crate) guessed_branches: Vec<GuessedBranch>,
     /// The omitted parts, and the reasons.
     pub(crate) problems: Vec<String>,
 }
@@ -121,18 +123,42 @@ pub(super) fn read(run_folder: &RunFolder, has_failed: bool) -> Finished {
         finished.missing_functions = missing_functions(written.texts());
     }
     if let Some(written) = Written::in_folder(&scratch, GUESSES, MAX_GUESSES, &mut finished.problems) {
-        finished.guessed_sizes = guessed_sizes(written.texts());
+        let guesses: Vec<Guesses> = written.texts().filter_map(|text| serde_json::from_slice(&text).ok()).collect();
+        finished.guessed_sizes = guessed_sizes(&guesses);
+        finished.guessed_branches = guessed_branches(&guesses);
     }
     finished
 }
 
-/// The lines of all processes, each once.
-fn guessed_sizes(texts: impl Iterator<Item = Vec<u8>>) -> Vec<GuessedSize> {
-    let mut sizes: BTreeMap<(String, String), GuessedSize> = BTreeMap::new();
-    for one in texts.filter_map(|text| serde_json::from_slice::<Vec<GuessedSize>>(&text).ok()).flatten() {
-        let key = (one.location.clone(), one.operator.clone());
+/// The file of one process (`simcuda/guesses.py`).
+#[derive(Deserialize)]
+struct Guesses {
+    sizes: Vec<GuessedSize>,
+    branches: Vec<GuessedBranch>,
+}
+
+/// The lines with branches of all processes, each once.
+fn guessed_branches(guesses: &[Guesses]) -> Vec<GuessedBranch> {
+    let mut branches: BTreeMap<_, GuessedBranch> = BTreeMap::new();
+    for one in guesses.iter().flat_map(|process| &process.branches) {
+        let key = (&one.location, one.kind);
+        if branches.len() < MAX_GUESSED || branches.contains_key(&key) {
+            let times = branches.get(&key).map_or(0, |found| found.times).saturating_add(one.times);
+            branches.insert(key, GuessedBranch { times, ..one.clone() });
+        }
+    }
+    let mut branches: Vec<_> = branches.into_values().collect();
+    branches.sort_by_key(|one| std::cmp::Reverse(one.times));
+    branches
+}
+
+/// The lines with sizes of all processes, each once.
+fn guessed_sizes(guesses: &[Guesses]) -> Vec<GuessedSize> {
+    let mut sizes: BTreeMap<_, GuessedSize> = BTreeMap::new();
+    for one in guesses.iter().flat_map(|process| &process.sizes) {
+        let key = (&one.location, &one.operator);
         if sizes.len() < MAX_GUESSED || sizes.contains_key(&key) {
-            sizes.entry(key).and_modify(|found| found.add(&one)).or_insert(one);
+            sizes.entry(key).and_modify(|found| found.add(one)).or_insert_with(|| one.clone());
         }
     }
     let mut sizes: Vec<_> = sizes.into_values().collect();
@@ -341,10 +367,19 @@ mod tests {
                 "total": {total}, "is_assumed": {is_assumed}}}"#
             )
         };
-        std::fs::write(guesses.join("1"), format!("[{}, {}]", line(1, 5, 10, true), line(2, 9, 90, false))).unwrap();
-        std::fs::write(guesses.join("2"), format!("[{}]", line(1, 50, 100, true))).unwrap();
+        let branch = |times: u32| {
+            format!(r#"{{"location": "a.py:7", "kind": "branch", "optimizer": "LBFGS", "times": {times}}}"#)
+        };
+        let write = |name: &str, sizes: &str, branches: &str| {
+            std::fs::write(guesses.join(name), format!(r#"{{"sizes": [{sizes}], "branches": [{branches}]}}"#)).unwrap();
+        };
+        write("1", &format!("{}, {}", line(1, 5, 10, true), line(2, 9, 90, false)), &branch(3));
+        write("2", &line(1, 50, 100, true), &branch(2));
         std::fs::write(guesses.join("3.new"), "[{").unwrap();
-        let sizes = read_all(folder.path()).guessed_sizes;
+        let finished = read_all(folder.path());
+        let [found] = &finished.guessed_branches[..] else { panic!("{finished:?}") };
+        assert_eq!((found.times, found.optimizer.as_deref()), (5, Some("LBFGS")));
+        let sizes = finished.guessed_sizes;
         let figures = |size: &GuessedSize| (size.times, size.selected, size.total, size.is_assumed);
         assert_eq!(sizes.iter().map(figures).collect::<Vec<_>>(), [(4, 50, 100, true), (2, 9, 90, false)]);
     }

@@ -2,7 +2,8 @@
 //! convolutions only with `TORCH_CUDNN_V8_API_DISABLED=1`.
 //!
 //! `SIMCUDA_CUDNN_WORKSPACE` is the workspace that every convolution requests, in bytes. Without it, convolutions of
-//! the old interface request nothing, and those of the backend interface what was measured.
+//! the old interface request nothing, and those of the backend interface what was measured. With `smallest` or
+//! `largest`, convolutions that were not measured request the end of the range that similar ones give.
 
 mod algorithm;
 mod backend;
@@ -33,15 +34,36 @@ handles! {
 /// The simulated version, 9.19.0: major, minor, patch level.
 const VERSION: [c_int; 3] = [9, 19, 0];
 
-/// The workspace that every convolution requests in bytes, if it is set.
-fn fixed_workspace() -> Option<u64> {
-    static BYTES: OnceLock<Option<u64>> = OnceLock::new();
-    *BYTES.get_or_init(|| simcuda::config::parse_size(&std::env::var("SIMCUDA_CUDNN_WORKSPACE").ok()?))
+/// The workspaces that convolutions request.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Requests {
+    /// Those that were measured, or else that of the most similar convolution.
+    Likely,
+    /// Those that were measured, or else the smallest of the range.
+    Smallest,
+    /// Those that were measured, or else the largest of the range.
+    Largest,
+    /// So many bytes.
+    Fixed(u64),
+}
+
+/// The setting for the workspaces of this process.
+fn requests() -> Requests {
+    static REQUESTS: OnceLock<Requests> = OnceLock::new();
+    *REQUESTS.get_or_init(|| match std::env::var("SIMCUDA_CUDNN_WORKSPACE").as_deref() {
+        Ok("smallest") => Requests::Smallest,
+        Ok("largest") => Requests::Largest,
+        Ok(size) => simcuda::config::parse_size(size).map_or(Requests::Likely, Requests::Fixed),
+        Err(_) => Requests::Likely,
+    })
 }
 
 /// The workspace that a convolution of the old interface requests in bytes.
 fn workspace() -> usize {
-    fixed_workspace().unwrap_or(0) as usize
+    match requests() {
+        Requests::Fixed(bytes) => bytes as usize,
+        _ => 0,
+    }
 }
 
 #[unsafe(no_mangle)]

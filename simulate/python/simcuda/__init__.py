@@ -2,8 +2,8 @@
 far as the size of allocations and the course of a program depend on them.
 
 `operators` gives the results of operators values, `expressions` computes those that something asks for later, `values` knows which are in
-memory, and `guesses` notes the lines whose sizes they decided; `kernels` replaces kernels that cannot be compiled; `exceptions` notes the error that ended a program; `steps` ends
-it after some optimizer steps. `libraries` keeps NVIDIA's own libraries out of the process.
+memory, and `guesses` notes the lines whose sizes and branches they decided, which `courses` finds in the source; `kernels` replaces kernels
+that cannot be compiled; `exceptions` notes the error that ended a program; `steps` ends it after some optimizer steps. `libraries` keeps NVIDIA's own libraries out of the process.
 """
 
 import os

@@ -13,6 +13,7 @@ Nothing here refers to memory of the device but by address, with a weak referenc
 
 import math
 import os
+import random
 
 import torch
 
@@ -200,7 +201,7 @@ class Call:
         self.operators = 1 + sum(one.operators for one in inputs)
         self.is_assumed = any(one.is_assumed for one in inputs)
         is_random = torch.Tag.nondeterministic_seeded in overload.tags
-        self.seed = int(torch.randint(1 << 62, (), generator=seeds, device=CPU)) if is_random else None
+        self.seed = next_seed() if is_random else None
 
     def is_cheap(self):
         """Whether it may be computed."""
@@ -221,7 +222,12 @@ class Call:
 
 
 # The source of seeds: each operator that makes random numbers has its own.
-seeds = torch.Generator(CPU).manual_seed(0)
+seeds = random.Random(0)
+
+
+def next_seed():
+    """A seed for one operator."""
+    return seeds.getrandbits(62)
 
 
 def evaluated(value, memo, function):
@@ -252,7 +258,7 @@ def run_on_host(overload, arguments, seed):
         result = overload(**arguments)
     if not overload._schema.returns:
         result = [arguments[argument.name] for argument in overload._schema.arguments if is_written(argument)]
-    return flattened(result, [])
+    return with_storage(result)
 
 
 def is_written(argument):
@@ -268,6 +274,11 @@ def flattened(value, found):
         for one in value:
             flattened(one, found)
     return found
+
+
+def with_storage(value):
+    """The tensors among the results of an operator that have a storage. Others, such as sparse ones, have no values here."""
+    return [one for one in flattened(value, []) if one.layout is torch.strided]
 
 
 def of_view(note, tensor):

@@ -16,17 +16,17 @@ Operators that allocate by values (`nonzero`, `unique`, `coalesce`) are replaced
 nothing computed. Errors of computing values do not reach the program.
 """
 
+import functools
 import linecache
 import math
 import os
-from numbers import Number
 
 import torch
 from torch._C import DispatchKey, _dispatch_has_kernel_for_dispatch_key, _dispatch_keyset_full_after
 
 from . import exceptions, guesses
 from .expressions import FULL, ZERO, Call, Constant, Expression, Guess, Memory, Operator, Update, Values, cost_of, flattened, is_written
-from .expressions import of_view, policy, run_on_host, seeds
+from .expressions import of_view, policy, run_on_host, next_seed, with_storage
 from .values import CPU, INTEGERS, MAX_NUMBERS, MAX_REDUCED, PLAIN, UNKNOWN, geometry_of, is_assumed, is_in_memory, is_number, is_small
 from .values import notes, on_host, span_of, unknown_like, write
 
@@ -43,11 +43,12 @@ CHOICES = "argmax argmin max min topk sort argsort kthvalue median nanmedian mod
 SIZED = "nonzero _unique2 unique_dim unique_consecutive unique_dim_consecutive".split()
 # Operators that do not read the tensor that they write.
 OVERWRITING = {f"aten::{name}_" for name in "fill zero random bernoulli uniform normal exponential geometric cauchy log_normal".split()}
-# Operators that change or describe a tensor's storage and not its elements, whose results nothing has written yet, and GradScaler's
-# check, which finds what it finds in a healthy run: nothing.
+# Operators that change or describe a tensor's storage and not its elements, whose results nothing has written yet, or a `Fill` wrote, and
+# GradScaler's check, which finds what it finds in a healthy run: nothing.
 UNTOUCHED = {
     f"aten::{name}" for name in """
         set_ resize_ resize_as_ record_stream is_set_to empty_like new_empty new_empty_strided _unsafe_view lift lift_fresh
+        zeros_like ones_like full_like new_zeros new_ones new_full
         _amp_foreach_non_finite_check_and_unscale_
     """.split()
 }
@@ -93,11 +94,21 @@ def with_tensors(args, places):
     args = list(args)
     tensors = [one for one in args if isinstance(one, torch.Tensor)]
     for place in places:
-        if place < len(args) and isinstance(args[place], Number):
+        if place < len(args) and type(args[place]) in NUMBERS:
             has_dimensions = not tensors or any(one.dim() for one in tensors)
             dtype = None if has_dimensions else torch.result_type(tensors[0], args[place])
-            args[place] = torch.tensor(args[place], dtype=dtype, device="cpu")
+            args[place] = number_as_tensor(type(args[place]), args[place], dtype)
     return args
+
+
+# Types of numbers, which are faster to compare than an abstract one.
+NUMBERS = frozenset((bool, int, float, complex))
+
+
+@functools.lru_cache(maxsize=1024)
+def number_as_tensor(_, number, dtype):
+    """A tensor on the host that operators only read. Programs use few numbers."""
+    return torch.tensor(number, dtype=dtype, device="cpu")
 
 
 def to_device(values, like, capacity=None):
@@ -115,7 +126,9 @@ def selected(count, first=0):
 
 
 def put(tensor, values, is_assumed):
-    """Gives a tensor on a device values, which are those of a host tensor."""
+    """Gives a tensor on a device values, which are those of a host tensor. A tensor on the host has its own."""
+    if not tensor.is_cuda:
+        return
     note = notes.find(tensor)
     if note is not None and note.expression is not None and note.geometry != geometry_of(tensor):
         part = torch.empty(tensor.shape, dtype=tensor.dtype, device=CPU).copy_(values)
@@ -129,7 +142,9 @@ def put(tensor, values, is_assumed):
 
 
 def put_expression(tensor, expression):
-    """Gives a tensor on a device the values of an expression."""
+    """Gives a tensor on a device the values of an expression. A tensor on the host has its own."""
+    if not tensor.is_cuda:
+        return
     note = notes.find(tensor)
     if note is not None and note.geometry != geometry_of(tensor):
         base = note.expression or Memory.of_storage(tensor, note)
@@ -147,7 +162,10 @@ def put_expression(tensor, expression):
 
 
 def forget(tensor):
-    """The values of a tensor on a device are unknown from now on; those of integers are zeros."""
+    """The values of a tensor on a device are unknown from now on; those of integers are zeros. A tensor on the
+    host, such as the lengths of packed sequences, keeps its own."""
+    if not tensor.is_cuda:
+        return
     if is_number(tensor):
         if tensor.numel() == 1 and tensor._base is None and tensor.storage_offset() == 0:
             put(tensor, unknown_like(tensor), True)
@@ -166,8 +184,27 @@ def note_is_whole(tensor):
 
 
 def is_unknown(tensor):
-    """Whether nothing is known of the numbers of a tensor on a device."""
-    return tensor.is_cuda and is_number(tensor) and tensor.numel() > 0 and notes.find(tensor) is None
+    """Whether nothing is known of the numbers of a tensor on a device. Tensors without a storage, such as sparse ones, are unknown."""
+    if not tensor.is_cuda:
+        return False
+    if tensor.layout is not torch.strided:
+        return True
+    return notes.find(tensor) is None and is_number(tensor) and tensor.numel() > 0
+
+
+def notes_of(inputs):
+    """The notes of tensors by their `id`, None for those that are on the host or in memory; or None, if one of the tensors is unknown."""
+    found = {}
+    for one in inputs:
+        note = None
+        if one.is_cuda:
+            if one.layout is not torch.strided:
+                return None
+            note = notes.find(one)
+            if note is None and is_number(one) and one.numel():
+                return None
+        found[id(one)] = note
+    return found
 
 
 def known_values(tensor):
@@ -193,9 +230,13 @@ def known_values(tensor):
 
 def as_expression(tensor):
     """The values of a tensor as an expression."""
+    return expression_of(tensor, notes.find(tensor) if tensor.is_cuda else None)
+
+
+def expression_of(tensor, note):
+    """The values of a tensor, of whose storage there is a note on a device, as an expression."""
     if not tensor.is_cuda:
         return Values(tensor.clone() if tensor.numel() <= MAX_NUMBERS else tensor)
-    note = notes.find(tensor)
     if note is not None and note.expression is not None:
         return of_view(note, tensor)
     if tensor.numel() and span_of(tensor.shape, tensor.stride()) <= MAX_NUMBERS:
@@ -208,6 +249,19 @@ def as_expression(tensor):
 def counted(tensor):
     """The values of a tensor for a count: those in memory if they are few, else UNKNOWN."""
     return on_host(tensor) if is_in_memory(tensor) and is_small(tensor) else unknown_like(tensor)
+
+
+# By the number of a set of dispatch keys: those below the kernels of this module, and the backend if it is one of BACKENDS_SERVED.
+KEYS = {}
+BACKENDS_SERVED = (DispatchKey.CUDA, DispatchKey.SparseCUDA)
+
+
+def keys_of(raw, keyset):
+    """The entry of KEYS for a set of dispatch keys. Programs have few."""
+    highest = (keyset & BACKENDS).highestPriorityTypeId()
+    backend = next((key for key in BACKENDS_SERVED if key == highest), None)
+    KEYS[raw] = keyset & BELOW, backend
+    return KEYS[raw]
 
 
 class Kernel:
@@ -226,24 +280,27 @@ class Kernel:
         self.tensors = [index for index, argument in enumerate(arguments) if str(argument.type) == "Tensor"]
         # The place of the tensor that says most often that nothing is known of the result.
         self.leading = None if overwrites else next(iter(self.tensors), None)
+        # Optimizers call operators on lists of tensors.
+        is_list = self.leading is None and not overwrites and bool(arguments) and str(arguments[0].type) == "List[Tensor]"
+        self.leads_list = is_list and self.written in ([], [arguments[0].name])
+
+    # The backend whose tensors are those of a simulated device.
+    served = BACKENDS_SERVED[0]
 
     def __call__(self, keyset, *args, **kwargs):
+        raw = keyset.raw_repr()
+        below, backend = KEYS.get(raw) or keys_of(raw, keyset)
         for index in self.tensors:
-            if index < len(args) and isinstance(args[index], Number):
+            if index < len(args) and type(args[index]) in NUMBERS:
                 args = with_tensors(args, self.tensors)
                 break
-        key = (keyset & BACKENDS).highestPriorityTypeId()
-        if self.serves(key) and not torch._C._len_torch_dispatch_stack():
-            return self.run(keyset, args, kwargs)
-        return self.original(keyset, args, kwargs)
-
-    def serves(self, key):
-        """Whether tensors of a backend are those of a simulated device."""
-        return key == DispatchKey.CUDA
+        if backend is self.served and not torch._C._len_torch_dispatch_stack():
+            return self.run(below, args, kwargs)
+        return self.original(below, args, kwargs)
 
     def original(self, keyset, args, kwargs):
         """Calls PyTorch's kernel."""
-        return self.handle.redispatch_boxed(keyset & BELOW, *args, **kwargs)
+        return self.handle.redispatch_boxed(keyset, *args, **kwargs)
 
     def run(self, keyset, args, kwargs):
         """The result on a device."""
@@ -269,7 +326,8 @@ class Computed(Kernel):
             # Most operators of a model: unknown numbers of unknown numbers.
             if type(leading) in PLAIN and is_unknown(leading):
                 result = self.original(keyset, args, kwargs)
-                if type(result) is torch.Tensor and result.dtype not in INTEGERS and (not self.written or result is leading):
+                if (type(result) is torch.Tensor and result.dtype not in INTEGERS and result.layout is torch.strided
+                        and (not self.written or result is leading)):
                     if not self.written:
                         if result.numel() == 1:
                             forget(result)
@@ -277,6 +335,10 @@ class Computed(Kernel):
                             notes.discard(result)
                     return result
                 return self.settle_unknown(result, args, kwargs)
+        elif self.leads_list and args and all(type(one) in PLAIN and is_unknown(one) for one in args[0]):
+            result = self.original(keyset, args, kwargs)
+            # Unknown numbers stay unknown.
+            return result if self.written else self.settle_unknown(result, args, kwargs)
         with torch._C.DisableTorchFunction():
             return self.run_with_values(keyset, args, kwargs)
 
@@ -293,33 +355,37 @@ class Computed(Kernel):
     def results(self, result, arguments):
         """The tensors of a result, and those that an operator without one updates."""
         if self.overload._schema.returns:
-            return flattened(result, [])
-        return flattened([arguments[name] for name in self.written], [])
+            return with_storage(result)
+        return with_storage([arguments[name] for name in self.written])
 
     def run_with_values(self, keyset, args, kwargs):
         arguments = self.arguments(args, kwargs)
-        inputs = flattened([value for name, value in arguments.items() if name not in self.outputs], [])
-        is_known = not any(map(is_unknown, inputs))
-        given = self.given(arguments, inputs) if is_known else None
+        outputs = self.outputs
+        inputs = flattened([value for name, value in arguments.items() if name not in outputs] if outputs else list(arguments.values()), [])
+        found = notes_of(inputs)
+        given = None if found is None else self.given(arguments, inputs, found)
         result = self.original(keyset, args, kwargs)
         results = self.results(result, arguments)
         try:
-            if not is_known:
+            if found is None:
                 self.declare(results, arguments)
             elif given is None or not self.compute(results, arguments, given, inputs, args):
-                self.express(results, arguments, inputs, args)
+                self.express(results, arguments, inputs, args, found)
         except Exception:  # For example an invalid index, which a GPU reports later or not at all.
             for tensor in results:
                 forget(tensor)
         return result
 
-    def given(self, arguments, inputs):
+    def given(self, arguments, inputs, found):
         """The arguments for a call on the host, if it is made at once. Those that the operator updates are copies."""
+        for one in inputs:
+            if not is_small(one):
+                return None
+            note = found[id(one)]
+            if note is not None and note.expression is not None and (type(note.expression) is not Constant or known_values(one) is None):
+                return None
         if self.is_random and not all(map(self.is_integer_output, [arguments.get(name) for name in self.outputs] or [None])):
             return None
-        for one in inputs:
-            if not (is_in_memory(one) and is_small(one)):
-                return None
         return {
             name: None if name in self.outputs else replaced(value, (lambda one: on_host(one).clone()) if name in self.updated else on_host)
             for name, value in arguments.items()
@@ -353,11 +419,10 @@ class Computed(Kernel):
 
     def on_host(self, given, assumed):
         """The results of the operator on the host."""
-        seed = int(torch.randint(1 << 62, (), generator=seeds, device=CPU)) if self.is_random else None
-        return run_on_host(self.overload, given, seed)
+        return run_on_host(self.overload, given, next_seed() if self.is_random else None)
 
-    def express(self, results, arguments, inputs, args):
-        """Notes the results as expressions of the arguments."""
+    def express(self, results, arguments, inputs, args, notes_found):
+        """Notes the results as expressions of the arguments, for which there are these notes."""
         if not self.has_host_kernel:
             raise NotImplementedError
         outputs, own = {}, {}
@@ -365,7 +430,7 @@ class Computed(Kernel):
             if name in self.outputs and isinstance(value, torch.Tensor):
                 outputs[name] = (value.shape, value.dtype)
             else:
-                own[name] = replaced(value, as_expression)
+                own[name] = replaced(value, lambda one: expression_of(one, notes_found[id(one)]))
         found = expressions_in(list(own.values()), [])
         call = Call(self.overload, {**own, **dict.fromkeys(outputs)}, outputs, self.updated, found,
                     cost_of(self.overload, args, inputs, results))
@@ -373,7 +438,11 @@ class Computed(Kernel):
             self.declare(results, arguments)
             return
         for position, tensor in enumerate(results):
-            put_expression(tensor, Operator(call, position, tensor.shape))
+            expression = Operator(call, position, tensor.shape)
+            if self.written or not tensor.is_cuda:
+                put_expression(tensor, expression)
+            else:
+                notes.set_new(tensor, expression, call.is_assumed)
             if is_number(tensor):
                 continue
             if call.cost <= MAX_COST_OF_INTEGERS or torch.is_inference_mode_enabled():
@@ -420,6 +489,22 @@ def expressions_in(value, found):
         for one in value:
             expressions_in(one, found)
     return found
+
+
+class Fill(Kernel):
+    """`zero_` and `fill_` with a number."""
+
+    def run(self, keyset, args, kwargs):
+        with torch._C.DisableTorchFunction():
+            result = self.original(keyset, args, kwargs)
+            tensor = args[0]
+            if tensor.layout is torch.strided and tensor.numel():
+                number = args[1] if len(args) > 1 else kwargs.get("value", 0)
+                put_expression(tensor, Constant(number, tensor.shape, tensor.dtype))
+                # Others could read the memory of integers.
+                if not is_number(tensor) and (tensor.numel() <= MAX_COST_OF_INTEGERS or torch.is_inference_mode_enabled()):
+                    known_values(tensor)
+            return result
 
 
 class Comparison(Computed):
@@ -494,8 +579,8 @@ class All(Computed):
 class Choice(Computed):
     """Operators that choose among candidates."""
 
-    def express(self, results, arguments, inputs, args):
-        super().express([one for one in results if is_number(one)] and results, arguments, inputs, args)
+    def express(self, results, arguments, inputs, args, notes_found):
+        super().express([one for one in results if is_number(one)] and results, arguments, inputs, args, notes_found)
         values = self.declared(results, arguments)
         if not is_number(arguments["self"]):
             return
@@ -535,7 +620,7 @@ def routed(result, count, dimension, dimensions):
     rows = math.prod(shape[:-1])
     if routing.startswith("zipf:"):
         weights = torch.arange(1, count + 1, dtype=torch.float64).pow_(-float(routing.removeprefix("zipf:")))
-        generator = torch.Generator(CPU).manual_seed(int(torch.randint(1 << 62, (), generator=seeds)))
+        generator = torch.Generator(CPU).manual_seed(next_seed())
         # The largest of these are a sample without replacement (Efraimidis and Spirakis, 2006).
         keys = torch.rand(rows, count, dtype=torch.float64, generator=generator).log_().div_(weights)
         indices = keys.topk(chosen, 1).indices
@@ -589,6 +674,8 @@ class Copy(Kernel):
         if not destination.is_cuda:
             note = notes.find(source)
             values = known_values(source)
+            if values is None or note is not None and note.is_assumed:
+                guesses.note_read()
             if values is None:
                 destination.copy_(unknown_like(source) if is_number(source) else torch.zeros_like(destination))
             elif not is_plain or note is not None:
@@ -691,12 +778,14 @@ class Scalar(Kernel):
             note = notes.find(tensor)
             known = known_values(tensor)
             if known is None:
+                guesses.note_read()
                 return value * 0 + UNKNOWN * assumed_answer(note) if is_number(tensor) else type(value)(0)
             if note is None:
                 return value
             value = known.item()
             if not note.is_assumed:
                 return value
+            guesses.note_read()
             if isinstance(value, bool):
                 return assumed_truth(value)
             if isinstance(value, int):
@@ -714,10 +803,13 @@ class Equal(Kernel):
             first, second = args
             if is_same(first, second):
                 return True
-            if first.shape != second.shape or is_assumed(first) or is_assumed(second):
+            if first.shape != second.shape:
                 return False
             values = [known_values(one) for one in args]
-            return not any(one is None for one in values) and torch.equal(*values)
+            if any(one is None for one in values) or is_assumed(first) or is_assumed(second):
+                guesses.note_read()
+                return False
+            return torch.equal(*values)
 
 
 class Sized(Kernel):
@@ -742,7 +834,7 @@ class Sized(Kernel):
                 total = tensor.size(dimension) if isinstance(dimension, int) and tensor.dim() else tensor.numel()
                 chosen = first.size(dimension) if isinstance(dimension, int) and first.dim() else first.size(0)
                 if total > 1:
-                    guesses.note(name, chosen, total, own is None or note.is_assumed)
+                    guesses.note_size(name, chosen, total, own is None or note.is_assumed)
             if self.overload._schema.name == "aten::nonzero":
                 # PyTorch fills one row per dimension, and returns its transpose.
                 return to_device(first.t().contiguous(), tensor).t()
@@ -766,8 +858,7 @@ class Sized(Kernel):
 class Coalesce(Kernel):
     """`coalesce()` of a sparse tensor: indices are integers, whose distinct ones are counted."""
 
-    def serves(self, key):
-        return key == DispatchKey.SparseCUDA
+    served = BACKENDS_SERVED[1]
 
     def run(self, keyset, args, kwargs):
         tensor = args[0]
@@ -804,7 +895,7 @@ class Suppression(Kernel):
             kept = self.overload(on_host(boxes), on_host(scores), *others, **kwargs)
         else:
             kept = selected(boxes.size(0))
-            guesses.note("nms", len(kept), boxes.size(0), True)
+            guesses.note_size("nms", len(kept), boxes.size(0), True)
         return to_device(kept, boxes)
 
 
@@ -872,6 +963,7 @@ def install():
     register("aten", CHOICES, lambda overload: (Choice if chooses(overload) else Computed)(overload))
     register("aten", ["all"], All)
     register("aten", ["native_dropout"], Dropout)
+    register("aten", ["zero_", "fill_"], Fill, lambda overload: overload.name() in ("aten::zero_", "aten::fill_.Scalar"))
     register("aten", names_of("CUDA"), Computed, computes)
     register("aten", names_of("CompositeExplicitAutograd"), Computed, lambda overload: computes(overload) and is_composed(overload))
 

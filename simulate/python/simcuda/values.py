@@ -67,10 +67,15 @@ class Notes:
     def find(self, tensor):
         """The note about the storage of a tensor on a device, or None."""
         note = self.notes.get(address_of(tensor))
-        if note is None or note.is_valid():
-            return note
+        if note is None:
+            return None
         base = tensor if tensor._base is None else tensor._base
-        if note.geometry == geometry_of(base) and note.dtype == base.dtype:
+        if note.dtype != base.dtype:
+            # The tensor that was noted lives on with another storage, as parameters do whose `data` is set.
+            return None
+        if note.is_valid():
+            return note
+        if note.geometry == geometry_of(base):
             # Another tensor of this storage, such as one that autograd saved. Operators would have replaced the note of a former storage.
             note.references = [reference_to(tensor)]
             # It can also be a later tensor at the same address, which the program reads as another number.
@@ -86,9 +91,19 @@ class Notes:
             if former is not None:
                 note.references += [one for one in former.references if not one.expired()][:MAX_REFERENCES]
             self.notes[address_of(tensor)] = note
-            if len(self.notes) > self.sweep_at:
-                self.notes = {address: note for address, note in self.notes.items() if note.is_valid()}
-                self.sweep_at = 2 * len(self.notes) + 1024
+            self.sweep()
+
+    def set_new(self, tensor, expression, is_assumed):
+        """Notes the values of a tensor in a storage that was made for it."""
+        if tensor.numel():
+            self.notes[address_of(tensor)] = Note(tensor, expression, is_assumed)
+            self.sweep()
+
+    def sweep(self):
+        """Removes the notes of storages that are gone, now and then."""
+        if len(self.notes) > self.sweep_at:
+            self.notes = {address: note for address, note in self.notes.items() if note.is_valid()}
+            self.sweep_at = 2 * len(self.notes) + 1024
 
     def discard(self, tensor):
         """Notes that the values of a storage are not known, or for integers that they are in memory."""
@@ -118,7 +133,8 @@ def geometry_of(tensor):
 
 def address_of(tensor):
     """The address of a tensor's storage, if the tensor has elements."""
-    return tensor.data_ptr() - tensor.storage_offset() * tensor.element_size()
+    offset = tensor.storage_offset()
+    return tensor.data_ptr() - offset * tensor.element_size() if offset else tensor.data_ptr()
 
 
 def span_of(shape, stride):

@@ -1,7 +1,9 @@
 """Programs whose course or memory depends on values: `dry_run_values.py NAME`. Prints a JSON object."""
 
 import builtins
+import ctypes
 import json
+import math
 import os
 import resource
 import sys
@@ -231,6 +233,77 @@ def optimizers():
         assert t + dt > t and torch.isfinite(error)
         t, dt, steps = t + dt, dt * (0.9 / error).clamp(0.2, 5), steps + 1
     return {"history": len(state["old_dirs"]), "is_bounded": steps <= 110}
+
+
+def layouts():
+    """The lengths of packed sequences, which are on the host, and the rows of a sparse gradient."""
+    packed = torch.nn.utils.rnn.pack_padded_sequence(unknown(3 * 5).view(3, 5, 1), torch.tensor([5, 3, 2]), batch_first=True)
+    bags = torch.nn.EmbeddingBag(100, 4, sparse=True, device=DEVICE)
+    bags(torch.tensor([7, 7, 9, 3], device=DEVICE), torch.tensor([0, 2], device=DEVICE)).sum().backward()
+    return {"packed": packed.batch_sizes.tolist(), "rows": bags.weight.grad.coalesce().indices().tolist()}
+
+
+def selection():
+    """A mask of unknown numbers decides the peak."""
+    x = unknown(1 << 20)
+    rows = torch.empty(1 << 20, 256, device=DEVICE)
+    return {"selected": len(rows[x > 0])}
+
+
+def branches():
+    """Numbers that nothing computes, and what they decide. The comments at the ends of lines are the test's."""
+    best, total = 9.0, 0
+    for _ in range(3):
+        loss = unknown(4).mean()
+        print(f"loss {loss.item():.3f} {torch.zeros(2).shape}", loss, file=sys.stderr)
+        if math.isnan(loss.item()):
+            raise ValueError("NaN")
+        assert loss > 0
+        value = loss.item()
+        if value < best:  # branch
+            best = value
+        total += value
+    error = unknown(4).norm()
+    while error > 0.1:  # branch
+        error = error / 2
+    count = int((unknown(100) > 0).sum())
+    rows = torch.empty(count, 10)  # size
+    correct = (unknown(100) > 0).sum().item()
+    print("accuracy", correct / 100, total, bool(loss > 3), file=sys.stderr)
+    score = evaluate()
+    if score > best and best is not None:  # branch
+        print("saved", file=sys.stderr)
+    model = torch.nn.Linear(4, 4).to(DEVICE)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(unknown(8).view(2, 4)).pow(2).mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)  # optimizer
+    torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer).step(loss)
+    return {"rows": len(rows)}
+
+
+def evaluate():
+    total = 0
+    for _ in range(2):
+        total += unknown(3).sum().item()
+    return total / 2
+
+
+def storages():
+    """A number that another process writes into memory that a parameter had before its `data` was set, as ZeRO does."""
+    parameter = torch.nn.Parameter(torch.empty(4, 4, device=DEVICE))
+    torch.nn.init.normal_(parameter)
+    address = parameter.data_ptr()
+    parameter.data = torch.empty(0, device=DEVICE)
+    number = torch.tensor(-1, device=DEVICE)
+    before = number.item()
+    ctypes.c_int64.from_address(number.data_ptr()).value = 7
+    return {"is_same": number.data_ptr() == address, "before": before, "after": number.cpu().item()}
 
 
 def experts():

@@ -430,6 +430,11 @@ fn a_dry_run_in_which_nothing_uses_cuda_is_reported() {
         unused.contains("warning: no process of the command used CUDA\nmemtrace: help: move the model"),
         "{unused}"
     );
+    // Another problem than where the model is.
+    for (name, program) in [("syntax", "def"), ("file", "open('missing')"), ("module", "import missing")] {
+        let failed = run(name, program);
+        assert!(failed.contains("nothing recorded") && !failed.contains("move the model"), "{failed}");
+    }
     let used = run("context", "import torch; torch.cuda.mem_get_info()");
     assert!(used.contains("nothing recorded") && !used.contains("warning: "), "{used}");
 }

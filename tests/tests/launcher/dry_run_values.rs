@@ -153,6 +153,16 @@ fn solvers_succeed_and_small_tensors_are_computed() {
 }
 
 #[test]
+fn lengths_on_the_host_and_sparse_gradients_keep_their_values() {
+    assert_eq!(printed(&[], "layouts"), json!({"packed": [3, 3, 2, 1, 1], "rows": [[3, 7, 9]]}));
+}
+
+#[test]
+fn memory_that_another_tensor_had_is_not_taken_for_its_values() {
+    assert_eq!(printed(&[], "storages"), json!({"is_same": true, "before": -1, "after": 7}));
+}
+
+#[test]
 fn line_searches_go_on_and_loops_end() {
     assert_eq!(printed(&[], "optimizers"), json!({"history": 7, "is_bounded": true}));
 }
@@ -186,6 +196,31 @@ fn guessed_sizes_are_reported_with_their_lines() {
         found.iter().any(|size| size["operator"] == "nonzero" && size["selected"] == 500 && size["total"] == 1000),
         "{found:?}"
     );
+}
+
+#[test]
+fn guessed_branches_are_reported_with_their_lines() {
+    let (code, report, summary) = ended("branches");
+    assert_eq!(code, Some(0), "{report}");
+    let program = std::fs::read_to_string(root().join("tests/programs/launcher/dry_run_values.py")).unwrap();
+    let marked = |mark: &str| -> Vec<usize> {
+        let lines = program.lines().zip(1..).filter(|(line, _)| line.ends_with(&format!("  # {mark}")));
+        lines.map(|(_, number)| number).collect()
+    };
+    let found = summary["run"]["simulated"]["guessed_branches"].as_array().unwrap();
+    let lines = |is_of: &dyn Fn(&Value) -> bool| -> Vec<usize> {
+        let line = |one: &Value| one["location"].as_str()?.rsplit_once(':')?.1.parse().ok();
+        let mut lines: Vec<usize> = found.iter().filter(|one| is_of(one)).filter_map(line).collect();
+        lines.sort_unstable();
+        lines
+    };
+    assert_eq!(lines(&|one| one["kind"] == "branch" && one["optimizer"].is_null()), marked("branch"), "{found:?}");
+    assert_eq!(lines(&|one| one["kind"] == "size"), marked("size"), "{found:?}");
+    assert_eq!(lines(&|one| one["optimizer"] == "LBFGS"), marked("optimizer"), "{found:?}");
+    assert!(report.contains("Numbers that a dry run does not compute decide the course at "), "{report}");
+    assert!(report.contains("its memory is an upper bound: LBFGS at "), "{report}");
+    let (_, report, summary) = ended("scaler");
+    assert!(summary["run"]["simulated"]["guessed_branches"].is_null(), "{report}");
 }
 
 #[test]

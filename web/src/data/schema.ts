@@ -48,6 +48,13 @@ export interface BlockingAllocation {
   tensor_name?: string;
 }
 
+export interface BoundingRun {
+  allocated_bytes: number;
+  has_failed: boolean;
+  is_out_of_memory: boolean;
+  reserved_bytes: number;
+}
+
 export type BufferKind =
   | 'argument'
   | 'donated_argument'
@@ -473,6 +480,15 @@ export interface GrowthAfterFirstStep {
   optimizer_state_bytes: number;
   text: string;
 }
+
+export interface GuessedBranch {
+  kind: GuessedKind;
+  location: string;
+  optimizer?: string;
+  times: number;
+}
+
+export type GuessedKind = 'branch' | 'size';
 
 export interface GuessedSize {
   is_assumed: boolean;
@@ -984,6 +1000,11 @@ export interface OwnerSummary {
   peak_bytes: number;
 }
 
+export interface PeakBounds {
+  largest: BoundingRun;
+  smallest: BoundingRun;
+}
+
 export type Phase =
   | 'load'
   | 'data'
@@ -1461,9 +1482,11 @@ export interface SharedMemorySummary {
 }
 
 export interface SimulatedGpus {
+  bounds?: PeakBounds;
   count: number;
   exception?: ValueException;
   gpu: string;
+  guessed_branches?: GuessedBranch[];
   guessed_sizes?: GuessedSize[];
   memory_bytes: number;
   missing_functions?: MissingFunction[];

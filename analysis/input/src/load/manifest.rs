@@ -300,6 +300,14 @@ pub struct SimulatedGpus {
     /// the largest. Absent if there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub guessed_sizes: Vec<GuessedSize>,
+    /// The lines of the program at which numbers that no kernel computed decided a branch or a size, after the program
+    /// had read them. Absent if there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub guessed_branches: Vec<GuessedBranch>,
+    /// The peaks of two more runs, with the smallest and the largest sizes that estimates allow (`--bounds`). Absent
+    /// without them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bounds: Option<PeakBounds>,
     /// Whether the program was ended because it answered requests (`--until-ready`). Absent otherwise.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub was_ready: bool,
@@ -333,6 +341,54 @@ impl GuessedSize {
             (self.selected, self.total) = (other.selected, other.total);
         }
     }
+}
+
+/// The reason why a number that no kernel computed matters at a line of the program of a dry run.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum GuessedKind {
+    /// A test such as that of `if` or `while`.
+    #[default]
+    Branch,
+    /// An index, or an argument of a function that makes or shapes tensors.
+    Size,
+}
+
+/// A line of the program of a dry run at which a number that no kernel computed decided the course.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+pub struct GuessedBranch {
+    /// The line, as FILE:LINE. It can be after the one that read the number.
+    pub location: String,
+    /// The kind of decision.
+    pub kind: GuessedKind,
+    /// The class of PyTorch's optimizer that asked. It goes on to its limits, so its state and its calls of the closure
+    /// are upper bounds. Absent for the program's own decisions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub optimizer: Option<String>,
+    /// How often such a number was read, in all processes.
+    pub times: u64,
+}
+
+/// The peaks of two more runs of a dry run's command.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+pub struct PeakBounds {
+    /// The run with `--nonzero zero` and the smallest workspaces of cuDNN.
+    pub smallest: BoundingRun,
+    /// The run with `--nonzero full` and the largest workspaces of cuDNN.
+    pub largest: BoundingRun,
+}
+
+/// One of the runs of [`PeakBounds`].
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+pub struct BoundingRun {
+    /// The peak of allocated memory in bytes, on the device with the least memory left.
+    pub allocated_bytes: u64,
+    /// The peak of reserved memory in bytes, on that device.
+    pub reserved_bytes: u64,
+    /// Whether it ran out of memory.
+    pub is_out_of_memory: bool,
+    /// Whether it failed for another reason, so that its peaks are those up to there.
+    pub has_failed: bool,
 }
 
 /// A function that the program of a dry run called and the simulation lacks.

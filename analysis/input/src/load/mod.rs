@@ -26,9 +26,10 @@ pub use host_samples::{
 };
 pub use job_id::{JobId, JobIdSource};
 pub use manifest::{
-    AttachedRun, Discovery, EstimatedWorkspaces, Exit, GuessedSize, MANIFEST_FILE, MANIFEST_VERSION,
-    MAX_MANIFEST_BYTES, Machine, Manifest, ManifestNotice, ManifestProcess, MissingFunction, NotRecorded, RunState,
-    STATICALLY_LINKED, SimulatedGpus, UnrecordableProcess, ValueException,
+    AttachedRun, BoundingRun, Discovery, EstimatedWorkspaces, Exit, GuessedBranch, GuessedKind, GuessedSize,
+    MANIFEST_FILE, MANIFEST_VERSION, MAX_MANIFEST_BYTES, Machine, Manifest, ManifestNotice, ManifestProcess,
+    MissingFunction, NotRecorded, PeakBounds, RunState, STATICALLY_LINKED, SimulatedGpus, UnrecordableProcess,
+    ValueException,
 };
 pub use problem::Problem;
 pub use process::{Process, ProcessInfo};

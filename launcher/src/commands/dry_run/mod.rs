@@ -1,6 +1,7 @@
 //! `memtrace dry-run`: runs a command over a simulated GPU, once or with several values of a placeholder.
 
 mod results;
+mod stop;
 mod tries;
 
 use std::path::{Path, PathBuf};
@@ -12,9 +13,6 @@ use crate::cli::DryRun;
 use crate::output::Printed;
 use crate::private_folder::{PrivateFolder, Readers};
 use crate::simulation::{Gpu, Simulation};
-
-/// The exit code after Ctrl-C.
-const INTERRUPTED: u8 = 130;
 
 /// Prints the folder of an interpreter's PyTorch, that of the simulated libraries, and their paths, one a line.
 ///
@@ -31,22 +29,27 @@ pub(crate) fn simulated_libraries(python: &Path) -> anyhow::Result<()> {
 }
 
 /// Runs the command, and returns the exit code of [`super::run::run`]. With `--vary` and `--max`, 1 if there is no
-/// answer.
+/// answer. After Ctrl-C and SIGTERM, 128 and the number of the signal.
 pub(crate) fn dry_run(options: &DryRun) -> u8 {
     if options.list_gpus {
         return super::exit_code(list_gpus());
     }
-    let simulation = simulation(options);
+    let mut simulation = simulation(options);
     let tried = match (&options.vary, &options.max) {
         (Some(values), _) => tries::vary(options, &simulation, values),
         (None, Some(bounds)) => tries::max(options, &simulation, bounds),
         (None, None) if !options.vary_gpu.is_empty() => tries::vary_gpu(options, &simulation),
+        (None, None) if options.bounds => tries::bounds(options, &simulation).map(|bounds| {
+            simulation.bounds = bounds;
+            true
+        }),
         (None, None) => return super::run::run(&options.run, Some(&simulation)),
     };
-    match tried {
-        Ok(_) if tries::was_interrupted() => INTERRUPTED,
-        Ok(is_answered) => u8::from(!is_answered),
-        Err(error) => super::exit_code(Err(error)),
+    match (tried, stop::signal()) {
+        (Ok(_), Some(signal)) => 128 + signal,
+        (Ok(_), None) if options.bounds => super::run::run(&options.run, Some(&simulation)),
+        (Ok(is_answered), None) => u8::from(!is_answered),
+        (Err(error), _) => super::exit_code(Err(error)),
     }
 }
 
@@ -61,6 +64,8 @@ fn simulation(options: &DryRun) -> Simulation {
         gpu,
         count: options.gpus,
         nonzero: options.nonzero,
+        workspaces: options.workspaces,
+        bounds: None,
         routing: options.routing.clone(),
         steps: options.steps,
         until_ready: options.until_ready,

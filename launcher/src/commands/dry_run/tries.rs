@@ -5,24 +5,26 @@ use std::fs::File;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use memtrace_analysis::load::MANIFEST_FILE;
+use memtrace_analysis::load::{BoundingRun, MANIFEST_FILE, PeakBounds};
 use memtrace_analysis::report::{count_text, size_text};
 use memtrace_analysis::{RunFolder, printable};
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, set_parent_process_death_signal};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, set_parent_process_death_signal};
 use serde::Serialize;
 
 use super::results::{self, Figures, OutOfMemory, Results, Server};
+use super::stop::{self, Handler};
 use crate::cli::DryRun;
 use crate::commands::run;
+use crate::folder::Place;
 use crate::message::{self, WithHelp};
 use crate::option_values::{Bounds, Values};
 use crate::output::{Printed, Stream};
-use crate::simulation::Simulation;
+use crate::private_folder::{BOUNDS_PREFIX, PrivateFolder};
+use crate::simulation::{Nonzero, Simulation, Workspaces};
 use crate::{folder, host, inherited, sandbox};
 
 /// The width of the bars in the table.
@@ -77,26 +79,6 @@ fn is_zero(bytes: &u64) -> bool {
     *bytes == 0
 }
 
-/// Whether Ctrl-C was pressed.
-static INTERRUPTED: AtomicBool = AtomicBool::new(false);
-
-extern "C" fn note_interrupt(_: libc::c_int) {
-    INTERRUPTED.store(true, Ordering::Relaxed);
-}
-
-/// Whether Ctrl-C ended the tries.
-pub(super) fn was_interrupted() -> bool {
-    INTERRUPTED.load(Ordering::Relaxed)
-}
-
-/// Lets Ctrl-C end the tries, and not this process, which prints what is known by then. The terminal sends it to the
-/// running tries too.
-fn handle_interrupts() {
-    let handler: extern "C" fn(libc::c_int) = note_interrupt;
-    // SAFETY: the handler only stores into an atomic.
-    unsafe { libc::signal(libc::SIGINT, handler as libc::sighandler_t) };
-}
-
 /// How a try ended.
 #[derive(Serialize, Clone, PartialEq, Debug)]
 #[serde(rename_all = "snake_case")]
@@ -122,6 +104,8 @@ struct Tries<'a> {
     /// The name of the placeholder, or `gpu`.
     name: &'a str,
     folder: RunFolder,
+    /// Ends them after a signal.
+    _handler: Handler,
 }
 
 /// The placeholder of [`vary_gpu`]. The command need not have it.
@@ -147,13 +131,49 @@ pub(super) fn vary_gpu(options: &DryRun, simulation: &Simulation) -> anyhow::Res
     Tries::new(options, simulation, GPU)?.all(&names)
 }
 
-/// Waits until one of the tries ends, and returns its index.
+/// Runs the command with the smallest and with the largest sizes that values and workspaces can have. `None` after a
+/// signal.
+pub(super) fn bounds(options: &DryRun, simulation: &Simulation) -> anyhow::Result<Option<PeakBounds>> {
+    const RUNS: [(&str, Nonzero, Workspaces); 2] =
+        [("smallest", Nonzero::Zero, Workspaces::Smallest), ("largest", Nonzero::Full, Workspaces::Largest)];
+    let temporary = PrivateFolder::temporary(BOUNDS_PREFIX)?;
+    let mut runs = Vec::new();
+    for (position, (name, nonzero, workspaces)) in (0..).zip(RUNS) {
+        let simulation = Simulation { nonzero, workspaces, ..simulation.clone() };
+        let tries = Tries::in_folder(options, &simulation, "bounds", Place::In(temporary.path()))?;
+        let Some(one) = tries.run(name, position)? else { return Ok(None) };
+        let worst = one.worst.as_ref();
+        runs.push(BoundingRun {
+            allocated_bytes: worst.map_or(0, |worst| worst.allocated_bytes),
+            reserved_bytes: worst.map_or(0, |worst| worst.reserved_bytes),
+            is_out_of_memory: matches!(one.result, TryOutcome::OutOfMemory { .. } | TryOutcome::DoesNotFit { .. }),
+            has_failed: one.has_failed(),
+        });
+    }
+    if runs.iter().any(|one| one.has_failed) {
+        // The message names the file with the output.
+        temporary.keep();
+    }
+    let [smallest, largest] = runs.try_into().unwrap_or_default();
+    Ok(Some(PeakBounds { smallest, largest }))
+}
+
+/// Waits until one of the tries ends, and returns its index. After a signal, all of them get SIGTERM.
 fn first_to_end(running: &[Running]) -> usize {
     let pidfd = |one: &Running| pidfd_open(Pid::from_child(&one.child), PidfdFlags::empty());
     // Without such descriptors (before Linux 5.3) they are waited for in their order.
     let Ok(children) = running.iter().map(pidfd).collect::<Result<Vec<_>, _>>() else { return 0 };
     let mut fds: Vec<PollFd<'_>> = children.iter().map(|child| PollFd::new(child, PollFlags::IN)).collect();
+    let signaled = stop::event();
+    fds.extend(signaled.as_ref().map(|event| PollFd::new(event, PollFlags::IN)));
     if rustix::io::retry_on_intr(|| poll(&mut fds, None)).is_err() {
+        return 0;
+    }
+    if stop::signal().is_some() {
+        for one in running {
+            // It may have ended by now; nobody has waited for it, so its id is its own.
+            let _ = kill_process(Pid::from_child(&one.child), Signal::TERM);
+        }
         return 0;
     }
     fds.iter().position(|fd| !fd.revents().is_empty()).unwrap_or(0)
@@ -164,7 +184,7 @@ pub(super) fn max(options: &DryRun, simulation: &Simulation, bounds: &Bounds) ->
     let tries = Tries::new(options, simulation, &bounds.name)?;
     let mut results: Vec<Try> = Vec::new();
     let mut fits = |value| -> anyhow::Result<Option<bool>> {
-        let Some(one) = tries.finish(tries.start(&bounds.text(value), value)?)? else { return Ok(None) };
+        let Some(one) = tries.run(&bounds.text(value), value)? else { return Ok(None) };
         let result = match one.result {
             TryOutcome::Fits => Some(true),
             TryOutcome::OutOfMemory { .. } | TryOutcome::DoesNotFit { .. } => Some(false),
@@ -175,7 +195,7 @@ pub(super) fn max(options: &DryRun, simulation: &Simulation, bounds: &Bounds) ->
     };
     let found = search(bounds.low, bounds.high, &mut fits)?;
     results.sort_by_key(|one| one.position);
-    let largest = if was_interrupted() { Largest::Interrupted } else { found };
+    let largest = if stop::signal().is_some() { Largest::Interrupted } else { found };
     tries.print(&results, Some(largest))?;
     Ok(matches!(largest, Largest::Fits(_)))
 }
@@ -188,7 +208,7 @@ enum Largest {
     None,
     /// The program failed with this value.
     ProgramFailed(u64),
-    /// Ctrl-C ended the search.
+    /// A signal ended the search.
     Interrupted,
 }
 
@@ -231,12 +251,22 @@ impl<'a> Tries<'a> {
                 )
             )
         );
+        Tries::in_folder(options, simulation, name, run::place(&options.run))
+    }
+
+    /// The tries of a command, in a new folder in a place.
+    fn in_folder(
+        options: &'a DryRun,
+        simulation: &'a Simulation,
+        name: &'a str,
+        place: Place<'_>,
+    ) -> anyhow::Result<Self> {
         let stamp = host::stamp(host::epoch_ns());
-        let folder = folder::create(run::place(&options.run), &options.run.command, &stamp)?.folder;
+        let folder = folder::create(place, &options.run.command, &stamp)?.folder;
+        let handler = Handler::install()?;
         // Each try has a run folder of its own in this one, which is none.
-        handle_interrupts();
         folder.remove(MANIFEST_FILE).context("cannot remove the manifest of the folder of tries")?;
-        Ok(Tries { options, simulation, name, folder })
+        Ok(Tries { options, simulation, name, folder, _handler: handler })
     }
 
     /// Tries all values, and prints a table.
@@ -259,20 +289,27 @@ impl<'a> Tries<'a> {
             }
             let ended = running.swap_remove(first_to_end(&running));
             let result = self.finish(ended);
-            is_over |=
-                was_interrupted() || result.as_ref().map_or(true, |one| one.as_ref().is_some_and(Try::has_failed));
+            is_over |= stop::signal().is_some()
+                || result.as_ref().map_or(true, |one| one.as_ref().is_some_and(Try::has_failed));
             results.extend(result.transpose());
         }
         let mut results = results.into_iter().collect::<anyhow::Result<Vec<Try>>>()?;
         results.sort_by_key(|one| one.position);
         self.print(&results, None)?;
-        if was_interrupted() {
+        if stop::signal().is_some() {
             message::warning("interrupted; the table has the tries that ended before");
         }
         Ok(!results.iter().any(Try::has_failed))
     }
 
-    /// Runs the command with a value.
+    /// Runs the command with a value, and reads what it led to. `None` if a signal ended it.
+    fn run(&self, value: &str, position: u64) -> anyhow::Result<Option<Try>> {
+        let running = self.start(value, position)?;
+        first_to_end(std::slice::from_ref(&running));
+        self.finish(running)
+    }
+
+    /// Starts the command with a value.
     fn start(&self, value: &str, position: u64) -> anyhow::Result<Running> {
         let name = self.name;
         let output = format!("{name}-{value}.txt");
@@ -285,7 +322,7 @@ impl<'a> Tries<'a> {
         inherited::restore_umask(&mut command);
         command.args(["dry-run", "--quiet", "--no-snapshot", "--gpus", &simulation.count.to_string()]);
         command.args(["--nonzero", simulation.nonzero.name()]);
-        command.args(["--routing", &simulation.routing]);
+        command.args(["--workspaces", simulation.workspaces.name(), "--routing", &simulation.routing]);
         if let Some(steps) = simulation.steps {
             command.args(["--steps", &steps.to_string()]);
         }
@@ -313,11 +350,11 @@ impl<'a> Tries<'a> {
         Ok(Running { value: value.to_owned(), position, child: command.spawn().context("cannot start a try")?, output })
     }
 
-    /// Waits for a try, and reads what it led to. `None` if Ctrl-C ended it.
+    /// Waits for a try, and reads what it led to. `None` if a signal ended it.
     fn finish(&self, mut running: Running) -> anyhow::Result<Option<Try>> {
         let (name, value) = (self.name, std::mem::take(&mut running.value));
         let code = running.child.wait().context("cannot wait for a try")?.code().unwrap_or(-1);
-        if was_interrupted() {
+        if stop::signal().is_some() {
             return Ok(None);
         }
         let (run, context_bytes) = (run_of(name, &value), self.simulation.gpu.context_bytes);
@@ -551,6 +588,32 @@ mod tests {
     fn a_program_error_ends_the_search() {
         let found = search(1, 8, &mut |value| Ok((value != 4).then_some(value < 8)));
         assert_eq!(found.unwrap(), Largest::ProgramFailed(4));
+    }
+
+    #[test]
+    fn less_to_spare_than_workspaces_can_take_is_doubtful() {
+        let with = |free_bytes: u64, above_bytes: u64, has_guessed_sizes: bool| Try {
+            value: "8".to_owned(),
+            position: 8,
+            result: TryOutcome::Fits,
+            worst: Some(Figures {
+                device: 0,
+                allocated_bytes: 1,
+                reserved_bytes: 1,
+                total_bytes: 1 << 30,
+                phase: "backward".to_owned(),
+                free_bytes,
+            }),
+            server: None,
+            above_bytes,
+            has_guessed_sizes,
+            run: String::new(),
+        };
+        let mib = |count: u64| count << 20;
+        assert_eq!(with(mib(7), mib(7), false).doubt(), None);
+        let text = with(mib(7), mib(8), false).doubt().unwrap();
+        assert!(text.contains("may not fit on a GPU") && text.contains("8.00 MiB more"), "{text}");
+        assert!(with(mib(7), 0, true).doubt().unwrap().contains("values that a dry run does not compute"));
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! program requests is 0.
 
 use super::algorithm::{ALGORITHMS, Algorithm};
-use super::{INVALID, estimates, fixed_workspace};
+use super::{INVALID, Requests, estimates, requests};
 use crate::support::{CUDNN_ALLOC_FAILED, Handle, launch, load};
 use simcuda::cudnn::convolution::{Convolution, Operation};
 use simcuda::library_memory::Kernels;
@@ -121,17 +121,22 @@ impl Descriptor {
 
     /// The bytes that a plan requests.
     fn workspace(&self) -> u64 {
-        match (&self.convolution, fixed_workspace()) {
+        match (&self.convolution, requests()) {
             (None, _) => 0,
-            (_, Some(bytes)) => bytes,
-            (Some(_), None) if self.algorithm == Algorithm::Frugal => 0,
-            (Some(convolution), None) => {
+            (_, Requests::Fixed(bytes)) => bytes,
+            (Some(_), _) if self.algorithm == Algorithm::Frugal => 0,
+            (Some(convolution), requests) => {
                 let workspace = match self.algorithm {
                     Algorithm::Tried => convolution.benchmarked_workspace(),
                     _ => convolution.workspace(),
                 };
                 estimates::note(convolution, self.algorithm, &workspace);
-                workspace.bytes
+                let [smallest, largest] = workspace.range;
+                match requests {
+                    Requests::Smallest => smallest,
+                    Requests::Largest => largest,
+                    _ => workspace.bytes,
+                }
             }
         }
     }
