@@ -83,9 +83,10 @@ fn text_files(root: &Path, extension: &str) -> Vec<String> {
 /// The error for a target whose programs memtrace cannot record.
 fn unsupported_target() -> Option<String> {
     let of = |part: &str| env::var(format!("CARGO_CFG_TARGET_{part}")).unwrap_or_default();
-    let is_supported = of("OS") == "linux" && of("ARCH") == "x86_64" && of("ENV") == "gnu";
+    let is_supported =
+        of("OS") == "linux" && ["x86_64", "aarch64"].contains(&of("ARCH").as_str()) && of("ENV") == "gnu";
     let target = env::var("TARGET").unwrap_or_default();
-    let help = "build it on Linux on x86-64 with glibc, not on Alpine, macOS or ARM";
+    let help = "build it on Linux on x86-64 or AArch64 with glibc, not on Alpine or macOS";
     (!is_supported).then(|| format!("memtrace cannot record programs of {target}; {help}"))
 }
 

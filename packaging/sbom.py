@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Adds to an unpacked wheel the crates that are compiled into it, with their licenses.
 
-usage: packaging/sbom.py DIST_INFO
+usage: packaging/sbom.py DIST_INFO x86_64|aarch64
 
 Writes into the folder `*.dist-info` of the wheel:
 
@@ -23,7 +23,7 @@ from pathlib import Path
 from metadata import parts
 
 ROOT = Path(__file__).resolve().parents[1]
-TARGET = "x86_64-unknown-linux-gnu"
+TARGETS = {"x86_64": "x86_64-unknown-linux-gnu", "aarch64": "aarch64-unknown-linux-gnu"}
 # The parts of the wheel's program: the launcher with its features, and the libraries that it embeds.
 PACKAGES = ["memtrace", "memtrace-interpose", "simcuda-driver", "simcuda-runtime", "simcuda-libs"]
 FEATURES = "memtrace/mcp,memtrace/otlp"
@@ -37,20 +37,20 @@ def cargo(*words):
     return subprocess.run(["cargo", *words], cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True).stdout
 
 
-def linked():
+def linked(target):
     """The names and versions of the crates that are compiled into the wheel."""
     packages = [word for name in PACKAGES for word in ("--package", name)]
     listed = cargo(
-        "tree", "--locked", "--target", TARGET, "--edges", "normal,no-proc-macro", "--features", FEATURES,
+        "tree", "--locked", "--target", target, "--edges", "normal,no-proc-macro", "--features", FEATURES,
         "--prefix", "none", "--no-dedupe", "--format", "{p}", *packages,
     )  # fmt: skip
     return {tuple(re.match(r"(\S+) v(\S+)", line).groups()) for line in listed.splitlines() if line}
 
 
-def crates():
+def crates(target):
     """The third-party crates of the wheel, as `cargo metadata` describes them, by name."""
-    names = linked()
-    packages = json.loads(cargo("metadata", "--locked", "--format-version", "1", "--filter-platform", TARGET, "--all-features"))["packages"]
+    names = linked(target)
+    packages = json.loads(cargo("metadata", "--locked", "--format-version", "1", "--filter-platform", target, "--all-features"))["packages"]
     found = [package for package in packages if (package["name"], package["version"]) in names and package["source"]]
     return sorted(found, key=lambda package: (package["name"], package["version"]))
 
@@ -145,12 +145,12 @@ def third_party(found):
 
 
 def main():
-    if len(sys.argv) != 2:
+    if len(sys.argv) != 3 or sys.argv[2] not in TARGETS:
         sys.exit(__doc__)
-    folder = Path(sys.argv[1])
+    folder, target = Path(sys.argv[1]), TARGETS[sys.argv[2]]
     metadata = folder / "METADATA"
     headers, description, version = parts(metadata.read_text(encoding="utf-8"))
-    found = crates()
+    found = crates(target)
     sboms = folder / "sboms"
     sboms.mkdir(exist_ok=True)
     for old in sboms.iterdir():

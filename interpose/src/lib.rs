@@ -6,7 +6,7 @@
 //! lock.
 //!
 //! ```text
-//! attach (all of them)
+//! attach (all of them; `arch` is below all)
 //! observers -> torch  -> recording -> linker
 //!     |          ^          |
 //!     |         cuda        \-> memtrace_stackwalk
@@ -16,6 +16,7 @@
 #![cfg_attr(test, allow(dead_code, reason = "hooks are reached through exports, which tests leave out"))]
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, clippy::expect_used))]
 
+mod arch;
 mod attach;
 mod cpython;
 mod cuda;
@@ -40,15 +41,4 @@ static OBSERVERS: ObserverTable = ObserverTable(&[
 ]);
 
 // The symbol through which `recording::observer` reads the table.
-std::arch::global_asm!(
-    ".pushsection .data.rel.ro.memtrace_observers,\"aw\",@progbits",
-    ".p2align 3",
-    ".hidden memtrace_observers",
-    ".globl memtrace_observers",
-    ".type memtrace_observers,@object",
-    ".size memtrace_observers,8",
-    "memtrace_observers:",
-    ".quad {table}",
-    ".popsection",
-    table = sym OBSERVERS,
-);
+arch::pointer_symbol!("memtrace_observers", OBSERVERS);

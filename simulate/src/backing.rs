@@ -5,6 +5,7 @@
 //! hole is punched for each freed extent. Another process can map the file, which implements CUDA IPC. One extent can
 //! be mapped at several addresses, which implements virtual memory management. Host memory is anonymous.
 
+use crate::arch;
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::ops::Range;
@@ -13,8 +14,8 @@ use std::os::unix::fs::FileExt;
 use std::ptr;
 use std::sync::Arc;
 
-/// The page size to which mappings are rounded, in bytes.
-pub const PAGE: u64 = 4096;
+/// The page size to which mappings are rounded, in bytes: that of any kernel for this processor, or a multiple.
+pub const PAGE: u64 = arch::LARGEST_PAGE;
 
 /// The size of the process's memory file in bytes. The file is sparse, so its size costs nothing. No allocation can
 /// reach its end.

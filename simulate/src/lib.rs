@@ -8,6 +8,7 @@
 //! and in [`out`], which writes through C's out-pointers.
 
 pub mod abi;
+pub mod arch;
 pub mod array;
 pub mod attributes;
 pub mod backing;

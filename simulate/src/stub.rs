@@ -1,5 +1,6 @@
 //! Reads what a generated stub passes: see `simulate/build/src/stubs.rs`.
 
+use crate::arch::ARGUMENT_REGISTERS as REGISTERS;
 use crate::out::Out;
 use std::ffi::{CStr, c_void};
 
@@ -11,14 +12,11 @@ pub struct Call {
     stack: *const Out<u8>,
 }
 
-/// The arguments that registers hold.
-const REGISTERS: usize = 6;
-
 impl Call {
     /// A call, from what [`stub_entry`](crate::stub_entry) passes.
     ///
     /// # Safety
-    /// `record` is the record of a generated stub. `registers` are the six argument registers of its caller, and
+    /// `record` is the record of a generated stub. `registers` are the argument registers of its caller, and
     /// `stack` is where the caller put further arguments.
     pub unsafe fn new(record: *const u8, registers: *const Out<u8>, stack: *const Out<u8>) -> Self {
         Call { record, registers, stack }
@@ -37,7 +35,8 @@ impl Call {
             unsafe { std::slice::from_raw_parts(self.record.add(1).cast::<[u8; 2]>(), usize::from(*self.record)) };
         for [kind, number] in outputs {
             let number = usize::from(*number);
-            // SAFETY: the caller of a function with this output passed that many arguments, the first six in registers.
+            // SAFETY: the caller of a function with this output passed that many arguments, the first ones in
+            // registers.
             let argument = unsafe {
                 if number < REGISTERS { *self.registers.add(number) } else { *self.stack.add(number - REGISTERS) }
             };
@@ -69,26 +68,12 @@ macro_rules! stub_entry {
             status as usize
         }
 
-        /// The entry of the stubs: the record is in `rax`, the arguments are where the program put them.
+        /// The entry of the stubs: the record is in a register of its own, the arguments are where the program put
+        /// them.
         #[unsafe(naked)]
         #[unsafe(no_mangle)]
         unsafe extern "C" fn simcuda_stub() {
-            std::arch::naked_asm!(
-                "sub rsp, 56",
-                "mov [rsp], rdi",
-                "mov [rsp + 8], rsi",
-                "mov [rsp + 16], rdx",
-                "mov [rsp + 24], rcx",
-                "mov [rsp + 32], r8",
-                "mov [rsp + 40], r9",
-                "mov rdi, rax",
-                "mov rsi, rsp",
-                "lea rdx, [rsp + 64]",
-                "call {called}",
-                "add rsp, 56",
-                "ret",
-                called = sym stub_called,
-            )
+            $crate::call_with_record!(stub_called)
         }
     };
 }

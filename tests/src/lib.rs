@@ -12,6 +12,8 @@ pub mod random_delays;
 pub mod snapshots;
 pub mod suggestions;
 pub mod traced_program;
+/// Reads registers of x86-64, and needs ptrace, which emulators of other processors do not have.
+#[cfg(target_arch = "x86_64")]
 pub mod tracee;
 pub mod unwind_check;
 pub mod versions;

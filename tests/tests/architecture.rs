@@ -227,6 +227,62 @@ fn every_source_file_is_read() {
     }
 }
 
+/// The words of source files that depend on the processor architecture.
+const OF_AN_ARCHITECTURE: &[&str] =
+    &["target_arch", "arch::x86_64", "arch::aarch64", "asm!(", "global_asm!(", "naked_asm!(", "EM_X86_64", "R_X86_64"];
+
+/// Each crate has them in the modules of one folder, so that a port is a file for each.
+#[test]
+fn only_modules_of_architectures_know_the_processor() {
+    let (mut found, mut in_modules) = (Vec::new(), 0);
+    for folder in PRODUCT.iter().chain(SIMULATE) {
+        for path in sources(folder) {
+            let is_module = path.iter().any(|part| part == "arch");
+            for (number, line) in read(&path).lines().enumerate().filter(|(_, line)| !line.trim().starts_with("//")) {
+                let is_use = OF_AN_ARCHITECTURE.iter().any(|word| line.contains(word));
+                match (is_use, is_module) {
+                    (true, true) => in_modules += 1,
+                    // The name of a foreign program's machine, for a message.
+                    (true, false) if line.contains("elf::EM_X86_64 =>") => {}
+                    (true, false) => found.push(format!("{}:{}: {}", path.display(), number + 1, line.trim())),
+                    (false, _) => {}
+                }
+            }
+        }
+    }
+    assert_eq!(found, Vec::<String>::new());
+    assert!(in_modules > 40, "{in_modules}");
+}
+
+/// Both architectures have the same names, so code that compiles for one compiles for the other.
+#[test]
+fn modules_of_architectures_have_the_same_names() {
+    let names = |path: &Path| -> BTreeSet<String> {
+        let text = read(path);
+        let lines = text.lines().filter(|line| !line.starts_with([' ', '}']));
+        let names = lines.filter_map(|line| {
+            let item = line.strip_prefix("macro_rules! ").or_else(|| {
+                let rest = line.strip_prefix("pub")?;
+                let item = rest.strip_prefix(' ').or_else(|| Some(rest.split_once(") ")?.1))?;
+                let item = item.trim_start_matches("unsafe ").trim_start_matches("extern \"C-unwind\" ");
+                ["const ", "fn ", "struct ", "type "].iter().find_map(|kind| item.strip_prefix(kind))
+            })?;
+            Some(item.split(|c: char| !c.is_alphanumeric() && c != '_').next()?.to_owned())
+        });
+        names.collect()
+    };
+    let mut count = 0;
+    for folder in PRODUCT.iter().chain(SIMULATE) {
+        for path in sources(folder).iter().filter(|path| path.ends_with("arch/x86_64.rs")) {
+            let (ours, theirs) = (names(path), names(&path.with_file_name("aarch64.rs")));
+            assert!(!ours.is_empty(), "{}", path.display());
+            assert_eq!(ours, theirs, "{}", path.display());
+            count += 1;
+        }
+    }
+    assert_eq!(count, 6);
+}
+
 #[test]
 fn modules_use_only_what_they_may() {
     for (folder, module, not) in FORBIDDEN {

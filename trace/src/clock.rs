@@ -1,12 +1,15 @@
 //! Timestamps: one cheap read for each event, converted to the wall clock afterwards.
 //!
-//! The unit of a timestamp is one count of the processor's invariant time-stamp counter. Without such a counter it is a
+//! The unit of a timestamp is one count of the processor's counter with a constant rate: the time-stamp
+//! counter of x86-64, the virtual counter of AArch64. Without such a counter it is a
 //! nanosecond of `CLOCK_MONOTONIC`. The launcher and the traced process run on one machine and read the same counter.
 //! The launcher writes [`ClockPoint`]s into the trace, and [`Calibration`] converts with them.
 
 // The standard library's atomics, not those of `crate::sync`, because the clock is in no loom model.
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use crate::arch;
 
 /// The counter that [`now`] reads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,26 +31,14 @@ pub fn is_hardware() -> bool {
 #[inline]
 pub fn now() -> u64 {
     match TIME_SOURCE.load(Relaxed) {
-        1 => hardware(),
+        1 => arch::counter(),
         2 => monotonic_ns(),
         _ => {
-            let source = if hardware_is_invariant() { TimeSource::Hardware } else { TimeSource::Monotonic };
+            let source = if arch::counter_is_invariant() { TimeSource::Hardware } else { TimeSource::Monotonic };
             TIME_SOURCE.store(source as u32, Relaxed);
             now()
         }
     }
-}
-
-#[inline]
-fn hardware() -> u64 {
-    // SAFETY: every x86-64 processor has RDTSC, and Linux forbids it only on request (`PR_SET_TSC`).
-    unsafe { core::arch::x86_64::_rdtsc() }
-}
-
-fn hardware_is_invariant() -> bool {
-    // CPUID leaf 0x8000_0007, EDX bit 8: invariant TSC (Intel SDM vol. 3B 18.17.1, AMD APM vol. 3 E.4.6).
-    use core::arch::x86_64::__cpuid;
-    __cpuid(0x8000_0000).eax >= 0x8000_0007 && __cpuid(0x8000_0007).edx & (1 << 8) != 0
 }
 
 fn clock_ns(clock: libc::clockid_t) -> u64 {
@@ -62,6 +53,12 @@ pub fn monotonic_ns() -> u64 {
     clock_ns(libc::CLOCK_MONOTONIC)
 }
 
+/// `CLOCK_REALTIME`, in nanoseconds since the epoch. For comparisons with what another program has read; see
+/// [`epoch_ns`].
+pub fn realtime_ns() -> u64 {
+    clock_ns(libc::CLOCK_REALTIME)
+}
+
 /// `CLOCK_REALTIME` without later adjustments, in nanoseconds since the epoch. It is `CLOCK_MONOTONIC` plus an offset
 /// read at the first call.
 ///
@@ -69,7 +66,7 @@ pub fn monotonic_ns() -> u64 {
 /// durations stay correct, also between processes whose recordings began before and after the step.
 pub fn epoch_ns() -> u64 {
     static OFFSET: OnceLock<u64> = OnceLock::new();
-    let offset = *OFFSET.get_or_init(|| clock_ns(libc::CLOCK_REALTIME).wrapping_sub(monotonic_ns()));
+    let offset = *OFFSET.get_or_init(|| realtime_ns().wrapping_sub(monotonic_ns()));
     monotonic_ns().wrapping_add(offset)
 }
 

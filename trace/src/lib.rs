@@ -23,15 +23,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-// All other crates use this one.
-#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
-compile_error!(
-    "memtrace requires Linux on x86-64. A port begins with `clock.rs` in `trace`, and in `interpose` with the entry \
-     stubs of hooks, the thread-local block and the stack walkers."
-);
-
 mod action;
 pub mod api;
+pub mod arch;
 pub mod clock;
 pub mod counters;
 pub mod definition;

@@ -25,16 +25,10 @@ macro_rules! entry {
         #[unsafe(naked)]
         #[allow(non_snake_case)]
         pub(in crate::cuda) unsafe extern "C" fn $name() {
-            std::arch::naked_asm!(
-                concat!(".globl memtrace_own_", stringify!($name)),
-                concat!(".hidden memtrace_own_", stringify!($name)),
-                concat!("memtrace_own_", stringify!($name), ":"),
-                "mov r11, qword ptr [rip + memtrace_thread@GOTTPOFF]",
-                "mov rax, qword ptr [rsp]",
-                "mov qword ptr fs:[r11 + {caller}], rax",
-                "jmp {body}",
-                caller = const $crate::cuda::entry::CALLER_OFFSET,
-                body = sym $body,
+            $crate::arch::note_caller_and_jump!(
+                concat!("memtrace_own_", stringify!($name)),
+                $crate::cuda::entry::CALLER_OFFSET,
+                $body
             )
         }
 

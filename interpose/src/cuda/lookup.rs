@@ -16,6 +16,7 @@ use super::driver::driver_symbol;
 use super::entry::entry;
 use super::hook::Hook;
 use super::{registry, visible};
+use crate::arch;
 use crate::linker::deepbind::{self, ScanRules};
 use crate::linker::mapped_object::is_searched_before_us;
 use crate::linker::original::{self, OriginalFunction};
@@ -27,30 +28,12 @@ use crate::torch::libraries;
 #[cfg_attr(not(test), unsafe(no_mangle))]
 #[unsafe(naked)]
 unsafe extern "C" fn dlsym() {
-    std::arch::naked_asm!("jmp {ours}", ours = sym hooked_dlsym)
+    arch::jump_to!(hooked_dlsym)
 }
 
 #[unsafe(naked)]
 unsafe extern "C" fn hooked_dlsym() {
-    std::arch::naked_asm!(
-        "push rdi",
-        "push rsi",
-        "sub rsp, 8",
-        "call {replacement}",
-        "add rsp, 8",
-        "pop rsi",
-        "pop rdi",
-        "test rax, rax",
-        "jne 2f",
-        "mov rax, qword ptr [rip + {original}]",
-        "test rax, rax",
-        "je 2f",
-        "jmp rax",
-        "2:",
-        "ret",
-        replacement = sym replacement,
-        original = sym original::DLSYM,
-    )
+    arch::replace_or_jump_2!(replacement, original::DLSYM)
 }
 
 /// The exported `dlvsym`: [`dlsym`] for names with a version. Tools with a `dlsym` of their own find the next one with
@@ -58,26 +41,7 @@ unsafe extern "C" fn hooked_dlsym() {
 #[cfg_attr(not(test), unsafe(no_mangle))]
 #[unsafe(naked)]
 unsafe extern "C" fn dlvsym() {
-    std::arch::naked_asm!(
-        "push rdi",
-        "push rsi",
-        "push rdx",
-        "mov rcx, qword ptr [rsp + 24]",
-        "call {replacement}",
-        "pop rdx",
-        "pop rsi",
-        "pop rdi",
-        "test rax, rax",
-        "jne 2f",
-        "mov rax, qword ptr [rip + {original}]",
-        "test rax, rax",
-        "je 2f",
-        "jmp rax",
-        "2:",
-        "ret",
-        replacement = sym versioned_replacement,
-        original = sym original::DLVSYM,
-    )
+    arch::replace_or_jump_3!(versioned_replacement, original::DLVSYM)
 }
 
 /// `int dlclose(void *)`. After an unload, cached facts about code addresses are invalid. Nothing is kept loaded: the

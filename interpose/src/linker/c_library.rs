@@ -18,7 +18,7 @@ use std::ffi::{CStr, c_char, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use super::original;
-use super::stub::resolving_stubs;
+use crate::arch::{self, resolving_stubs};
 
 resolving_stubs! { "memtrace_c", resolve,
     "clock_gettime" "clone" "close" "connect" "dladdr" "dlerror" "dlopen" "dl_iterate_phdr" "fchmod" "fcntl" "getcwd"
@@ -26,8 +26,8 @@ resolving_stubs! { "memtrace_c", resolve,
     "nanosleep" "open" "open64" "prctl" "pread" "process_vm_readv" "pthread_attr_destroy" "pthread_attr_getstack"
     "pthread_create" "pthread_detach" "pthread_getattr_np" "pthread_self" "pthread_setcancelstate" "pthread_sigmask"
     "read" "readlink" "realpath"
-    "recvmsg" "sched_yield" "send" "setsockopt" "sigdelset" "sigfillset" "socket" "strnlen" "symlink" "syscall" "unlink"
-    "waitpid" "write" "__xpg_strerror_r"
+    "recvmsg" "sched_yield" "send" "setsockopt" "sigdelset" "sigfillset" "socket" "strnlen" "symlinkat" "syscall"
+    "unlinkat" "waitpid" "write" "__xpg_strerror_r"
 }
 
 /// Finds the function of a stub and stores it in `slot`.
@@ -47,106 +47,14 @@ extern "C" fn missing() -> isize {
     -1
 }
 
-/// Defines the stub of a function of memory blocks, with a simple implementation to start with. `$slot` is the name of
-/// the word that has its address.
-macro_rules! memory_function {
-    ($name:literal, $slot:literal, $($line:literal)*) => {
-        std::arch::global_asm!(
-            concat!(".pushsection .text.memtrace_c.", $name, ",\"ax\",@progbits"),
-            concat!(".globl ", $name),
-            concat!(".hidden ", $name),
-            concat!(".type ", $name, ",@function"),
-            concat!($name, ":"),
-            ".cfi_startproc",
-            concat!("jmp qword ptr [rip + ", $slot, "]"),
-            "2:",
-            $($line,)*
-            ".cfi_endproc",
-            concat!(".size ", $name, ", . - ", $name),
-            ".popsection",
-            concat!(".pushsection .data.memtrace_c.", $name, ",\"aw\",@progbits"),
-            ".p2align 3",
-            concat!(".globl ", $slot),
-            concat!(".hidden ", $slot),
-            concat!(".type ", $slot, ",@object"),
-            concat!(".size ", $slot, ",8"),
-            concat!($slot, ":"),
-            ".quad 2b",
-            ".popsection",
-        );
-    };
-}
-
-memory_function! { "memcpy", "memtrace_slot_memcpy",
-    "mov rax, rdi"
-    "mov rcx, rdx"
-    "rep movsb"
-    "ret"
-}
-memory_function! { "memmove", "memtrace_slot_memmove",
-    "mov rax, rdi"
-    "mov rcx, rdx"
-    // Copies forward unless the destination begins inside the source.
-    "mov r8, rdi"
-    "sub r8, rsi"
-    "cmp r8, rdx"
-    "jb 5f"
-    "rep movsb"
-    "ret"
-    "5:"
-    "lea rdi, [rdi + rdx - 1]"
-    "lea rsi, [rsi + rdx - 1]"
-    "std"
-    "rep movsb"
-    "cld"
-    "ret"
-}
-memory_function! { "memset", "memtrace_slot_memset",
-    "mov r8, rdi"
-    "mov eax, esi"
-    "mov rcx, rdx"
-    "rep stosb"
-    "mov rax, r8"
-    "ret"
-}
-memory_function! { "memcmp", "memtrace_slot_memcmp",
-    "xor ecx, ecx"
-    "5:"
-    "cmp rcx, rdx"
-    "je 6f"
-    "movzx eax, byte ptr [rdi + rcx]"
-    "movzx r8d, byte ptr [rsi + rcx]"
-    "inc rcx"
-    "sub eax, r8d"
-    "je 5b"
-    "ret"
-    "6:"
-    "xor eax, eax"
-    "ret"
-}
+// The functions of memory blocks, each with a simple implementation to start with.
+arch::jump_through_slot!("memcpy", "memtrace_slot_memcpy", arch::memcpy_code!());
+arch::jump_through_slot!("memmove", "memtrace_slot_memmove", arch::memmove_code!());
+arch::jump_through_slot!("memset", "memtrace_slot_memset", arch::memset_code!());
+arch::jump_through_slot!("memcmp", "memtrace_slot_memcmp", arch::memcmp_code!());
+arch::jump_through_slot!("strlen", "memtrace_slot_strlen", arch::strlen_code!());
 // `bcmp` only reports whether there is a difference, as `memcmp` does.
-std::arch::global_asm!(
-    ".pushsection .text.memtrace_c.bcmp,\"ax\",@progbits",
-    ".globl bcmp",
-    ".hidden bcmp",
-    ".type bcmp,@function",
-    "bcmp:",
-    ".cfi_startproc",
-    "jmp qword ptr [rip + memtrace_slot_memcmp]",
-    ".cfi_endproc",
-    ".size bcmp, . - bcmp",
-    ".popsection",
-);
-memory_function! { "strlen", "memtrace_slot_strlen",
-    "xor eax, eax"
-    "5:"
-    "cmp byte ptr [rdi + rax], 0"
-    "je 6f"
-    "inc rax"
-    "jmp 5b"
-    "6:"
-    "ret"
-}
+arch::jump_through_slot!("bcmp", "memtrace_slot_memcmp");
 
 // SAFETY: the stubs above define these words, which hold the address of a function at all times.
 unsafe extern "C" {

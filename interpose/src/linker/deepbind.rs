@@ -9,6 +9,7 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use memtrace_stackwalk::loader::{ListEnd, LoadedObject, Reading, our_dynamic_section};
+use memtrace_stackwalk::page_size;
 
 use super::mapped_object::containing;
 use super::shared_objects::import_slots;
@@ -105,8 +106,11 @@ fn mark_scanned(base: usize) -> bool {
 }
 
 /// Stores `stub` into a slot of a global offset table, which may be read-only.
+///
+/// Another thread that finds the stub there calls it. It sees all that this library needs: the library was initialized
+/// before the program's threads began, or before [`super::redirect`] executed a barrier in all of them.
 fn redirect_slot(slot: *mut usize, stub: usize) {
-    const PAGE: usize = 4096;
+    let page_bytes = page_size();
     // SAFETY: the object's relocations name this address as a slot. Slots are aligned words, so an atomic store is
     // sound. The object is loaded, so the page stays mapped.
     unsafe {
@@ -117,13 +121,13 @@ fn redirect_slot(slot: *mut usize, stub: usize) {
         if target == stub || !is_bound(slot as usize, target) {
             return;
         }
-        let page = (slot as usize & !(PAGE - 1)) as *mut c_void;
+        let page = (slot as usize & !(page_bytes - 1)) as *mut c_void;
         let Some(protection) = protection_of(slot as usize) else { return };
         if protection & libc::PROT_WRITE != 0 {
-            shared.store(stub, Ordering::Relaxed);
-        } else if libc::mprotect(page, PAGE, protection | libc::PROT_WRITE) == 0 {
-            shared.store(stub, Ordering::Relaxed);
-            libc::mprotect(page, PAGE, protection);
+            shared.store(stub, Ordering::Release);
+        } else if libc::mprotect(page, page_bytes, protection | libc::PROT_WRITE) == 0 {
+            shared.store(stub, Ordering::Release);
+            libc::mprotect(page, page_bytes, protection);
         }
     }
 }

@@ -11,7 +11,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use super::original;
-use super::stub::resolving_stubs;
+use crate::arch::resolving_stubs;
 
 resolving_stubs! { "memtrace_lazy", resolve,
     "__tls_get_addr"

@@ -13,5 +13,3 @@ pub(crate) mod redirect;
 mod sanitizer;
 pub(crate) mod shared_objects;
 mod startup;
-#[cfg(not(test))]
-mod stub;

@@ -8,12 +8,10 @@
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use memtrace_stackwalk::Lock;
-use memtrace_stackwalk::loader::{Reading, our_dynamic_section};
+use memtrace_stackwalk::loader::{Reading, barrier_in_all_threads, our_dynamic_section};
+use memtrace_stackwalk::{Lock, page_size};
 
 use super::shared_objects::import_slots;
-
-const PAGE: usize = 4096;
 
 /// A slot that was redirected.
 #[derive(Clone, Copy)]
@@ -52,6 +50,9 @@ pub(crate) fn redirect_all(replacement: fn(&[u8]) -> Option<usize>) -> usize {
         }
         drop(reading);
         let protections = Protections::read();
+        // Other threads call what they find in the slots, and have not synchronized with the thread that has loaded and
+        // initialized this library.
+        barrier_in_all_threads();
         for (slot, after) in slots {
             if let Some(before) = exchange(slot, after, &protections, None) {
                 known.push(Redirected { slot, before, after });
@@ -91,7 +92,8 @@ fn with_loader_lock(call: &mut dyn FnMut()) {
 /// `new`, or something else than `expected`.
 fn exchange(slot: usize, new: usize, protections: &Protections, expected: Option<usize>) -> Option<usize> {
     let protection = protections.of(slot)?;
-    let page = std::ptr::with_exposed_provenance_mut::<c_void>(slot & !(PAGE - 1));
+    let page_bytes = page_size();
+    let page = std::ptr::with_exposed_provenance_mut::<c_void>(slot & !(page_bytes - 1));
     // SAFETY: an object's relocations name this address as a slot, and its page is mapped and readable. Slots are
     // aligned words.
     let shared = unsafe { &*std::ptr::with_exposed_provenance::<AtomicUsize>(slot) };
@@ -100,16 +102,16 @@ fn exchange(slot: usize, new: usize, protections: &Protections, expected: Option
         return None;
     }
     if protection & libc::PROT_WRITE != 0 {
-        shared.store(new, Ordering::Relaxed);
+        shared.store(new, Ordering::Release);
         return Some(before);
     }
     // SAFETY: the page belongs to the object, which is loaded. More is permitted for a moment, nothing less.
     unsafe {
-        if libc::mprotect(page, PAGE, protection | libc::PROT_WRITE) != 0 {
+        if libc::mprotect(page, page_bytes, protection | libc::PROT_WRITE) != 0 {
             return None;
         }
-        shared.store(new, Ordering::Relaxed);
-        libc::mprotect(page, PAGE, protection);
+        shared.store(new, Ordering::Release);
+        libc::mprotect(page, page_bytes, protection);
     }
     Some(before)
 }
@@ -148,7 +150,7 @@ mod tests {
         // SAFETY: a new mapping of one page, used as a slot.
         let page = unsafe {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-            libc::mmap(std::ptr::null_mut(), PAGE, libc::PROT_READ, flags, -1, 0)
+            libc::mmap(std::ptr::null_mut(), page_size(), libc::PROT_READ, flags, -1, 0)
         };
         let slot = page.expose_provenance() + 64;
         let protections = Protections::read();
@@ -161,6 +163,6 @@ mod tests {
         assert_eq!(Protections::read().of(slot), Some(libc::PROT_READ));
         assert_eq!(Protections(vec![(8, 16, libc::PROT_READ)]).of(16), None);
         // SAFETY: the page is ours.
-        unsafe { libc::munmap(page, PAGE) };
+        unsafe { libc::munmap(page, page_size()) };
     }
 }

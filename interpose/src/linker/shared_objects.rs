@@ -8,6 +8,7 @@ use std::ffi::{CStr, c_void};
 use std::ops::Range;
 use std::ptr::with_exposed_provenance_mut;
 
+use memtrace_stackwalk::arch;
 use memtrace_stackwalk::loader::{LoadedObject, Reading, SymbolName, symbol_of_object_and_dependencies};
 
 /// The slots through which this object calls functions of others. `replacement_of` selects functions by name and gives
@@ -23,8 +24,6 @@ pub(crate) fn import_slots(
     const DT_RELASZ: i64 = 8;
     const DT_JMPREL: i64 = 23;
     const DT_PLTRELSZ: i64 = 2;
-    const R_X86_64_GLOB_DAT: u32 = 6;
-    const R_X86_64_JUMP_SLOT: u32 = 7;
     /// A larger table belongs to a very large library. Reading all its data relocations would take too long.
     const MAX_RELOCATIONS: usize = 200_000;
     let mut targets: Vec<(u32, usize)> = Vec::new();
@@ -51,7 +50,7 @@ pub(crate) fn import_slots(
         for index in 0..count {
             let Some(entry) = reading.relocation(table, index) else { break };
             let (kind, symbol) = (entry.r_info as u32, (entry.r_info >> 32) as u32);
-            if matches!(kind, R_X86_64_GLOB_DAT | R_X86_64_JUMP_SLOT)
+            if matches!(kind, arch::R_GLOB_DAT | arch::R_JUMP_SLOT)
                 && let Some((_, replacement)) = targets.iter().find(|(index, _)| *index == symbol)
             {
                 slots.push((object.bias.wrapping_add(entry.r_offset as usize), *replacement));

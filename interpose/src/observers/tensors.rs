@@ -36,7 +36,7 @@ const AUTOGRAD_META_OFFSET: usize = 24;
 /// packages before 2.7, which are built with the older C++ ABI.
 const GRADIENT_OFFSETS: [usize; 2] = [40, 16];
 /// The range of addresses that objects of the program may have.
-const ADDRESSES: std::ops::Range<usize> = 1 << 12..1 << 47;
+const ADDRESSES: std::ops::Range<usize> = memtrace_stackwalk::arch::USER_ADDRESSES;
 /// Possible offsets of the `DataPtr` in `StorageImpl`, after vtable and reference counts. In bytes.
 const DATA_OFFSETS: [usize; 2] = [16, 24];
 /// Offsets of the deleter and the device within `DataPtr`, and of the storage's size behind it. In bytes from the

@@ -5,9 +5,11 @@
 //! settings of the thread's name to the launcher (`PROC_EVENT_COMM` of linux/cn_proc.h), which needs no descriptor and
 //! no permission. The name stays as it is.
 
-use std::ffi::{c_char, c_int, c_long};
+use std::ffi::c_char;
 
 use memtrace_trace::options::ENV;
+
+use crate::arch::prctl;
 
 unsafe extern "C" {
     /// The environment (environ(7)). Only glibc's loader passes it to constructors.
@@ -54,28 +56,6 @@ unsafe fn has_session(mut environment: *const *const c_char) -> bool {
         }
     }
     false
-}
-
-/// The system call, without the C library.
-///
-/// # Safety
-///
-/// `name` has the 16 bytes that the operation reads or writes.
-unsafe fn prctl(operation: c_int, name: *mut u8) -> c_long {
-    let result: c_long;
-    // SAFETY: the kernel changes the result and these two registers, and what `name` points at.
-    unsafe {
-        std::arch::asm!(
-            "syscall",
-            inlateout("rax") libc::SYS_prctl => result,
-            in("rdi") c_long::from(operation),
-            in("rsi") name,
-            lateout("rcx") _,
-            lateout("r11") _,
-            options(nostack),
-        );
-    }
-    result
 }
 
 #[used]

@@ -18,6 +18,7 @@ struct Heap;
 #[global_allocator]
 static HEAP: Heap = Heap;
 
+/// The size of the smallest pages of a kernel in bytes. The kernel rounds the size of a mapping up to its own.
 const PAGE: usize = 4096;
 /// The smallest block size in bytes. All block sizes are powers of two.
 const MIN_BLOCK: usize = 16;

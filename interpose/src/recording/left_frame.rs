@@ -8,25 +8,14 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 
 use super::errno::RestoreErrno;
-
-/// The signal frame that the kernel puts on the stack has at least this many bytes: the red zone (128), the registers
-/// and the floating-point state (512).
-const LEAST_SIGNAL_FRAME_BYTES: usize = 1024;
+use crate::arch::LEAST_SIGNAL_FRAME_BYTES;
+pub(crate) use crate::arch::stack_pointer;
 
 /// How many bytes the kernel puts on the stack for a signal (`AT_MINSIGSTKSZ`, Linux 5.14; getauxval(3)).
 fn signal_frame_bytes() -> usize {
     // SAFETY: `getauxval` reads the auxiliary vector and accepts any type. The result is 0 if there is no such entry.
     let bytes = unsafe { libc::getauxval(libc::AT_MINSIGSTKSZ) };
     usize::try_from(bytes).unwrap_or(0).max(LEAST_SIGNAL_FRAME_BYTES)
-}
-
-/// The stack pointer.
-#[inline(always)]
-pub(crate) fn stack_pointer() -> usize {
-    let address: usize;
-    // SAFETY: reads one register.
-    unsafe { std::arch::asm!("mov {}, rsp", out(reg) address, options(nomem, nostack, preserves_flags)) };
-    address
 }
 
 /// Whether the hook with the stack pointer `earlier` was left. `later` is the stack pointer of a later hook on the same

@@ -7,8 +7,8 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use memtrace_stackwalk::loader::permit_checked_reads;
-use memtrace_stackwalk::{Interner, Python, avoid_process_vm_readv};
+use memtrace_stackwalk::loader::{permit_barriers, permit_checked_reads};
+use memtrace_stackwalk::{Interner, Python, avoid_process_vm_readv, page_size};
 use memtrace_trace::counters::Counter;
 use memtrace_trace::ids::ContextId;
 use memtrace_trace::options::{self, Options};
@@ -391,6 +391,9 @@ fn connect(options: &Options, is_retry: bool) -> Result<Parts, NoSegment> {
     if !reuse::has_memory() && !has_address_space() {
         return Err(NoSegment::Unrecorded(Reason::AddressSpace));
     }
+    if permitted.membarrier {
+        permit_barriers();
+    }
     if permitted.process_vm_readv {
         permit_checked_reads();
     } else {
@@ -482,5 +485,7 @@ fn has_address_space() -> bool {
     }
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages: Option<u64> = statm.split(' ').next().and_then(|pages| pages.parse().ok());
-    pages.is_some_and(|pages| limit.rlim_cur.saturating_sub(pages.saturating_mul(4096)) / 8 >= OUR_MAPPINGS)
+    pages.is_some_and(|pages| {
+        limit.rlim_cur.saturating_sub(pages.saturating_mul(page_size() as u64)) / 8 >= OUR_MAPPINGS
+    })
 }

@@ -8,11 +8,13 @@
 use std::ffi::{c_int, c_long, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use memtrace_stackwalk::arch::KEEPS_ORDER_OF_STORES;
 use memtrace_trace::options;
 
 /// The size of the child's stack in bytes.
 const CHILD_STACK_BYTES: usize = 16 << 10;
-/// How far the child got: 1 after the calls of a recording or of a report, 2 after `process_vm_readv`.
+/// How far the child got: 1 after the calls of a recording or of a report, 2 after `process_vm_readv`, 3 after
+/// `membarrier`.
 static CHILD_PROGRESS: AtomicU32 = AtomicU32::new(0);
 
 /// The permitted system calls.
@@ -22,16 +24,18 @@ pub(crate) struct PermittedCalls {
     pub(crate) recording: bool,
     /// The call `process_vm_readv`.
     pub(crate) process_vm_readv: bool,
+    /// The call `membarrier`, which not every processor needs.
+    pub(crate) membarrier: bool,
 }
 
 /// Determines what this process may call. `launcher_filters` is the number of filters under which the launcher ran.
 pub(crate) fn permitted_calls(launcher_filters: u32) -> PermittedCalls {
-    const ALL: PermittedCalls = PermittedCalls { recording: true, process_vm_readv: true };
+    const ALL: PermittedCalls = PermittedCalls { recording: true, process_vm_readv: true, membarrier: true };
     if !has_later_filter(launcher_filters) {
         return ALL;
     }
     let progress = try_in_child(recording_calls);
-    PermittedCalls { recording: progress >= 1, process_vm_readv: progress >= 2 }
+    PermittedCalls { recording: progress >= 1, process_vm_readv: progress >= 2, membarrier: progress >= 3 }
 }
 
 /// Whether this process may create and remove links.
@@ -101,6 +105,10 @@ extern "C" fn recording_calls(_: *mut c_void) -> c_int {
         CHILD_PROGRESS.store(1, Ordering::Relaxed);
         libc::syscall(libc::SYS_process_vm_readv, INVALID, NULL, 0, NULL, 0, 0);
         CHILD_PROGRESS.store(2, Ordering::Relaxed);
+        if !KEEPS_ORDER_OF_STORES {
+            libc::syscall(libc::SYS_membarrier, INVALID, 0, 0);
+        }
+        CHILD_PROGRESS.store(3, Ordering::Relaxed);
         libc::syscall(libc::SYS_exit_group, 0);
     }
     0
@@ -111,8 +119,8 @@ extern "C" fn link_calls(_: *mut c_void) -> c_int {
     forbid_core();
     // SAFETY: null pointers make the calls fail.
     unsafe {
-        libc::syscall(libc::SYS_symlink, NULL, NULL);
-        libc::syscall(libc::SYS_unlink, NULL);
+        libc::syscall(libc::SYS_symlinkat, NULL, INVALID, NULL);
+        libc::syscall(libc::SYS_unlinkat, INVALID, NULL, 0);
         CHILD_PROGRESS.store(1, Ordering::Relaxed);
         libc::syscall(libc::SYS_exit_group, 0);
     }
@@ -125,7 +133,7 @@ mod tests {
 
     #[test]
     fn all_calls_are_permitted_without_a_filter() {
-        assert_eq!((try_in_child(recording_calls), try_in_child(link_calls)), (2, 1));
+        assert_eq!((try_in_child(recording_calls), try_in_child(link_calls)), (3, 1));
         assert_eq!(permitted_calls(0), permitted_calls(u32::MAX));
     }
 }

@@ -4,13 +4,13 @@
 //! Rust's model for shared libraries (general dynamic) would call `__tls_get_addr` on every access, several times an
 //! event.
 
-use std::arch::{asm, global_asm};
 use std::cell::Cell;
 
 use memtrace_trace::ids::ContextId;
 
 use super::process::Process;
 use super::thread_state::ThreadState;
+use crate::arch;
 
 /// The state of one thread. A thread starts with all zeros, which is a valid value.
 #[repr(C, align(64))]
@@ -64,36 +64,14 @@ pub(crate) struct LastSegment {
 const SIZE: usize = 128;
 const _: () = assert!(size_of::<ThreadLocal>() == SIZE && align_of::<ThreadLocal>() == 64);
 
-global_asm!(
-    ".pushsection .tbss.memtrace_thread,\"awT\",@nobits",
-    ".p2align 6",
-    ".hidden memtrace_thread",
-    ".globl memtrace_thread",
-    ".type memtrace_thread,@object",
-    ".size memtrace_thread,{size}",
-    "memtrace_thread:",
-    ".zero {size}",
-    ".popsection",
-    size = const SIZE,
-);
+arch::thread_block_symbol!(SIZE);
 
 impl ThreadLocal {
     /// The calling thread's block. The reference must not outlive the current call or reach another thread.
     #[inline(always)]
     pub(crate) fn current() -> &'static ThreadLocal {
-        let address: *const ThreadLocal;
-        // SAFETY: the first word of the thread control block is its own address (x86-64 TLS ABI). `memtrace_thread` is
-        // at a constant distance from it, which the loader puts into the GOT entry.
-        unsafe {
-            asm!(
-                "mov {0}, qword ptr fs:[0]",
-                "add {0}, qword ptr [rip + memtrace_thread@GOTTPOFF]",
-                out(reg) address,
-                options(pure, nomem, nostack),
-            );
-        }
         // SAFETY: the block is aligned, zeroed when the thread starts and alive while it runs. All fields are cells.
-        unsafe { &*address }
+        unsafe { &*arch::thread_block() }
     }
 }
 

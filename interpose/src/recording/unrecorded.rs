@@ -40,12 +40,13 @@ pub(super) fn report(options: &Options, reason: Reason, events: u64) {
     let events = events.saturating_sub(INHERITED_EVENTS.load(Ordering::Relaxed)) + 1;
     let report = Unrecorded { pid, id: ID.load(Ordering::Relaxed), reason, events, program: program() };
     let (Some(path), Ok(target)) = (link_path(folder, &report.name()), CString::new(report.target())) else { return };
-    // SAFETY: both are C strings. The name is a new one in the run folder. `symlink` never follows or replaces a file.
+    // SAFETY: both are C strings. The name is a new one in the run folder. `symlinkat` never follows or replaces a
+    // file.
     unsafe {
         if !is_first {
-            libc::unlink(path.as_ptr());
+            libc::unlinkat(libc::AT_FDCWD, path.as_ptr(), 0);
         }
-        libc::symlink(target.as_ptr(), path.as_ptr());
+        libc::symlinkat(target.as_ptr(), libc::AT_FDCWD, path.as_ptr());
     }
 }
 
@@ -60,7 +61,7 @@ pub(super) fn withdraw(options: &Options) {
     let report = Unrecorded { pid, id, reason: Reason::NoAnswer, events: 0, program: String::new() };
     if let Some(path) = link_path(folder, &report.name()) {
         // SAFETY: `path` is a C string, and the link is this process's own.
-        unsafe { libc::unlink(path.as_ptr()) };
+        unsafe { libc::unlinkat(libc::AT_FDCWD, path.as_ptr(), 0) };
     }
 }
 

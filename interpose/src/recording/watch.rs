@@ -103,6 +103,10 @@ impl Watch {
     fn block_freed(&self, address: u64) -> bool {
         let slot = slot(address);
         let Some(watched_slots) = self.watched_slots.get(slot / 64) else { return false };
+        // Relaxed: a free that happens after the question (`free_count_at`) sees the bit, because later reads of one
+        // word see the same or a later value. The question was asked with the GIL held, and the object that it was
+        // about can only be freed by somebody who had the GIL, or a lock of the allocator, afterwards. A free at the
+        // same time as the question is one that it need not see: the object is looked at after the bit was set.
         if watched_slots.load(Ordering::Relaxed) >> (slot % 64) & 1 != 0 {
             self.mark_freed(slot);
         }

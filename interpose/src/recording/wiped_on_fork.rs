@@ -2,17 +2,16 @@
 
 use std::sync::atomic::AtomicU8;
 
-const PAGE: usize = 4096;
+use crate::arch::{LARGEST_PAGE, PageAligned};
 
 /// The byte, on a page of its own. It begins with 0, so the loader puts it into memory that belongs to no file.
-#[repr(C, align(4096))]
-pub(crate) struct WipedOnFork(AtomicU8);
+pub(crate) struct WipedOnFork(AtomicU8, [PageAligned; 0]);
 
-const _: () = assert!(size_of::<WipedOnFork>() == PAGE && align_of::<WipedOnFork>() == PAGE);
+const _: () = assert!(size_of::<WipedOnFork>() == LARGEST_PAGE && align_of::<WipedOnFork>() == LARGEST_PAGE);
 
 impl WipedOnFork {
     pub(crate) const fn new() -> WipedOnFork {
-        WipedOnFork(AtomicU8::new(0))
+        WipedOnFork(AtomicU8::new(0), [])
     }
 
     /// The byte.
@@ -26,7 +25,7 @@ impl WipedOnFork {
     pub(crate) fn wipe_in_children(&'static self) {
         // SAFETY: the page contains nothing but this byte and padding, and 0 is a valid value. The contents stay in
         // this process. The call fails for memory that belongs to a file.
-        unsafe { libc::madvise(std::ptr::from_ref(self).cast_mut().cast(), PAGE, libc::MADV_WIPEONFORK) };
+        unsafe { libc::madvise(std::ptr::from_ref(self).cast_mut().cast(), LARGEST_PAGE, libc::MADV_WIPEONFORK) };
     }
 }
 

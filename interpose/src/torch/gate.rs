@@ -2,6 +2,15 @@
 //!
 //! PyTorch's snapshot function records an event under the device's lock. The events of the device before it belong to
 //! the snapshot, and those after it are recorded.
+//!
+//! # Order
+//!
+//! Whoever asks [`admits`] for a device holds that device's lock of PyTorch's allocator, and so does the thread in
+//! whose snapshot event [`admit_next`] is called. The lock orders the two: an event that comes after the snapshot's
+//! sees the device's bit and its bytes. [`close`] comes before the tracker is attached, which takes the lock of each
+//! device, so every event sees it. Its Release, with the Acquire of [`is_open`], is for events of a tracker that was
+//! attached before. Only the thread of the snapshot compares its own number with [`SNAPSHOT_THREAD`], and it reads what
+//! it has written.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 
@@ -32,7 +41,7 @@ fn index(device: i16) -> usize {
 /// Whether the events of all devices are recorded.
 #[inline(always)]
 pub(super) fn is_open() -> bool {
-    !IS_CLOSED.load(Ordering::Relaxed)
+    !IS_CLOSED.load(Ordering::Acquire)
 }
 
 /// Whether the events of this device are recorded.
@@ -44,12 +53,12 @@ pub(super) fn admits(device: i16) -> bool {
 pub(crate) fn close() {
     ADMITTED.store(0, Ordering::Relaxed);
     ACTIVE.iter().for_each(|active| active.store(-1, Ordering::Relaxed));
-    IS_CLOSED.store(true, Ordering::Relaxed);
+    IS_CLOSED.store(true, Ordering::Release);
 }
 
 /// Records the events of all devices.
 pub(crate) fn open() {
-    IS_CLOSED.store(false, Ordering::Relaxed);
+    IS_CLOSED.store(false, Ordering::Release);
 }
 
 /// Calls `take`, which takes the snapshot on this thread.

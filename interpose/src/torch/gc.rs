@@ -7,9 +7,17 @@
 //! first of them. From 3.13 on, `_Py_DebugOffsets` publishes the address, and in 3.13 both results must agree. The
 //! generations at that address are verified in each version, and a word that is neither 0 nor 1 is rejected.
 //!
+//! CPython declares the first word of a generation to be aligned to 4 bytes from 3.13 on. Some compilers follow that,
+//! as GCC 14 does in Debian 13: they place the generations 4 bytes before the multiple of 8, and leave the other
+//! fields.
+//!
 //! The interpreter does not store which thread collects, and PyTorch releases the GIL while it frees a tensor. The
 //! collecting thread is the first one that runs Python and frees while `collecting` is set. Others run only after it
 //! has released the GIL. The interpreter counts collections, which distinguishes them.
+//!
+//! The words are read without synchronization. A thread that runs Python has the GIL, and its release by the collecting
+//! thread orders what that thread has written before. A thread that frees without the GIL may see either value of
+//! `collecting`, as its free may be before or after the collection's.
 
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -39,7 +47,8 @@ const SEARCHED_WORDS: usize = 8192;
 /// Words of a generation: next, previous, and one that holds threshold and count.
 const GENERATION: usize = 3;
 
-/// Where fields of the collector's state are, in words from the first of three generations.
+/// Where fields of the collector's state are, in words from the first of three generations, where that is aligned to 8
+/// bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct StateLayout {
     /// A word that points to the first generation, if it follows the generations.
@@ -102,12 +111,30 @@ impl StateLayout {
         LAYOUTS.iter().rev().find(|(first, _)| *first <= minor)?.1
     }
 
-    /// The first words of the three generations and of the permanent one.
-    const fn heads(&self) -> [usize; 4] {
-        [0, GENERATION, 2 * GENERATION, self.permanent]
+    /// The offsets of the three generations and of the permanent one, in bytes from a multiple of 8. The generations,
+    /// and the permanent one if no pointer is between them, begin `early` bytes before their words.
+    fn heads(&self, early: usize) -> [isize; 4] {
+        let early = early as isize;
+        let at = |words: usize| words as isize * 8;
+        let permanent = at(self.permanent) - if self.pointer.is_some() { 0 } else { early };
+        [-early, at(GENERATION) - early, at(2 * GENERATION) - early, permanent]
     }
 }
 
+/// By how many bytes generations can begin before a multiple of 8.
+const EARLY: [usize; 2] = [0, 4];
+
+/// The collector's state as it was found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct State {
+    /// The address of `collecting`.
+    collecting: usize,
+    /// One of [`EARLY`].
+    early: usize,
+}
+
+/// [`State::early`], valid once [`COLLECTING_ADDRESS`] is known.
+static EARLY_BYTES: AtomicUsize = AtomicUsize::new(0);
 /// Where [`Counts::Pointed`] counts; 0 for [`Counts::Inline`].
 static COUNTER_ADDRESS: AtomicUsize = AtomicUsize::new(0);
 
@@ -119,7 +146,8 @@ fn report_collector(guard: &mut Guard) {
 /// [`Flags::IN_GC`] if the collector is running on this thread, otherwise no flag.
 #[inline(always)]
 pub(super) fn flag(guard: &mut Guard) -> Flags {
-    let address = COLLECTING_ADDRESS.load(Ordering::Relaxed);
+    // Acquire, with the Release of `find_state`: the function and the counter were stored before the address.
+    let address = COLLECTING_ADDRESS.load(Ordering::Acquire);
     if address <= UNAVAILABLE {
         if address == UNKNOWN {
             find_state(guard);
@@ -143,16 +171,17 @@ pub(super) fn flag(guard: &mut Guard) -> Flags {
 /// `None` if the collector's state was not found.
 pub(crate) fn list_heads(guard: &mut Guard) -> Option<[usize; 4]> {
     flag(guard);
-    let address = COLLECTING_ADDRESS.load(Ordering::Relaxed);
+    // Acquire: `EARLY_BYTES` was stored before this address was published.
+    let address = COLLECTING_ADDRESS.load(Ordering::Acquire);
     let (_, minor) = guard.process().python()?.version();
     let layout = StateLayout::of(minor)?;
     let first = address.checked_sub(layout.collecting * 8).filter(|_| address > UNAVAILABLE)?;
-    Some(layout.heads().map(|words| first + words * 8))
+    Some(layout.heads(EARLY_BYTES.load(Ordering::Relaxed)).map(|offset| first.wrapping_add_signed(offset)))
 }
 
 /// Assigns the current collection to this thread, whichever thread frees first.
 pub(crate) fn claim() {
-    let address = COLLECTING_ADDRESS.load(Ordering::Relaxed);
+    let address = COLLECTING_ADDRESS.load(Ordering::Acquire);
     if address > UNAVAILABLE {
         is_collecting_here(address);
     }
@@ -239,14 +268,16 @@ fn locate(minor: u32, symbol: &dyn Fn(&CStr) -> *mut c_void) -> Result<usize, &'
     let layout = StateLayout::of(minor).ok_or(unknown)?;
     let published = layout.published.map(|slots| {
         let offset = published(&memory, runtime, minor, slots)?;
-        is_verified(&memory, main.expose_provenance() + offset, &layout)
+        verified(&memory, main.expose_provenance() + offset, &layout)
     });
     let searched = layout.pointer.map(|_| search(&memory, owner, &layout));
-    let address = match (published, searched) {
-        (Some(Some(address)), None) | (None, Some(Some(address))) => address,
-        (Some(Some(address)), Some(Some(same))) if address == same => address,
+    let state = match (published, searched) {
+        (Some(Some(state)), None) | (None, Some(Some(state))) => state,
+        (Some(Some(state)), Some(Some(same))) if state == same => state,
         _ => return Err(unknown),
     };
+    let address = state.collecting;
+    EARLY_BYTES.store(state.early, Ordering::Relaxed);
     if let Counts::Pointed { size } = layout.counts {
         let word = |address: usize| memory.size(address, 0).filter(|word| word.is_multiple_of(8) && *word > 0);
         let counter = word(address - 8).zip(word(runtime + size * 8)).map(|(stats, size)| stats + size - 8);
@@ -266,20 +297,20 @@ fn published(memory: &CheckedMemory, runtime: usize, minor: u32, slots: Publishe
     (state < FARTHEST && collecting < FARTHEST).then_some(state + collecting)
 }
 
-/// The address of `collecting`, if the collector's state is around it.
-fn is_verified(memory: &CheckedMemory, collecting: usize, layout: &StateLayout) -> Option<usize> {
+/// The collector's state around `collecting`, if it is there.
+fn verified(memory: &CheckedMemory, collecting: usize, layout: &StateLayout) -> Option<State> {
     let first = collecting.checked_sub(layout.collecting * 8)?;
-    let mut bytes = vec![0; (layout.collecting + 1) * 8];
-    let is_read = memory.read(first, &mut bytes);
-    (is_read && is_state(&words_of(&bytes), first as u64, layout)).then_some(collecting)
+    let start = first.checked_sub(START)?;
+    let mut bytes = vec![0; START + (layout.collecting + 1) * 8];
+    let early = memory.read(start, &mut bytes).then(|| early(&bytes, first as u64, layout))??;
+    Some(State { collecting, early })
 }
 
-fn words_of(bytes: &[u8]) -> Vec<u64> {
-    bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect()
-}
+/// How many bytes before the first generation's word are read, for those that begin early.
+const START: usize = 8;
 
-/// The address of `collecting` in the memory at `base`. `None` unless exactly one collector's state is found.
-fn search(memory: &CheckedMemory, base: usize, layout: &StateLayout) -> Option<usize> {
+/// The collector's state in the memory at `base`, which is a multiple of 8. `None` unless exactly one is found.
+fn search(memory: &CheckedMemory, base: usize, layout: &StateLayout) -> Option<State> {
     let mut bytes = vec![0; SEARCHED_WORDS * 8];
     // The size of the structure at `base` is unknown, and memory after it may not be mapped.
     while !memory.read(base, &mut bytes) {
@@ -289,82 +320,139 @@ fn search(memory: &CheckedMemory, base: usize, layout: &StateLayout) -> Option<u
             return None;
         }
     }
-    let words = words_of(&bytes);
-    let mut found = words.windows(layout.collecting + 1).enumerate().filter_map(|(index, words)| {
-        let address = base + index * 8;
-        is_state(words, address as u64, layout).then_some(address + layout.collecting * 8)
-    });
+    let mut found =
+        bytes.windows(START + (layout.collecting + 1) * 8).step_by(8).enumerate().filter_map(|(index, bytes)| {
+            let address = base + index * 8 + START;
+            let early = early(bytes, address as u64, layout)?;
+            Some(State { collecting: address + layout.collecting * 8, early })
+        });
     found.next().filter(|_| found.next().is_none())
 }
 
-/// Whether `words`, read at `address`, are the collector's state, beginning at its generations.
-fn is_state(words: &[u64], address: u64, layout: &StateLayout) -> bool {
-    let is_pointer = |index: usize| words.get(index).is_some_and(|word| *word != 0 && word.is_multiple_of(8));
-    let is_head = |index: usize| is_pointer(index) && is_pointer(index + 1);
-    let is_count =
-        |index: usize| words.get(index).is_some_and(|word| (*word as u32) < 1 << 31 && (*word >> 32) < 1 << 31);
-    layout.pointer.is_none_or(|index| words.get(index) == Some(&address))
-        && layout.heads().into_iter().all(|index| is_head(index) && is_count(index + 2))
-        && words.get(layout.collecting).is_some_and(|word| *word as u32 <= 1)
+/// By how many bytes the generations begin early, if `bytes`, read [`START`] bytes before `address`, are the
+/// collector's state, whose other fields are laid out as if the generations began at `address`.
+fn early(bytes: &[u8], address: u64, layout: &StateLayout) -> Option<usize> {
+    let word = |offset: isize| {
+        let word = bytes.get(START.checked_add_signed(offset)?..)?.first_chunk()?;
+        Some(u64::from_le_bytes(*word))
+    };
+    let at = |words: usize| words as isize * 8;
+    // An empty list links to its head. Objects, the other neighbors, are aligned to 8 bytes or more.
+    let is_link = |offset: isize, head: isize| {
+        word(offset).is_some_and(|word| {
+            word != 0 && (word.is_multiple_of(8) || word == address.wrapping_add_signed(head as i64))
+        })
+    };
+    let is_count = |offset: isize| word(offset).is_some_and(|word| (word as u32) < 1 << 31 && (word >> 32) < 1 << 31);
+    let is_generation = |head: isize| is_link(head, head) && is_link(head + 8, head) && is_count(head + 16);
+    if word(at(layout.collecting))? as u32 > 1 {
+        return None;
+    }
+    EARLY.into_iter().find(|early| {
+        layout.pointer.is_none_or(|index| word(at(index)) == Some(address - *early as u64))
+            && layout.heads(*early).into_iter().all(is_generation)
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A collector's state as CPython initializes it: empty generations that link to themselves.
-    fn state(base: u64, before: usize, layout: &StateLayout) -> Vec<u64> {
-        let mut words = vec![7; before + layout.collecting + 20];
-        let at = |index: usize| base + (before + index) as u64 * 8;
-        for index in layout.heads() {
-            words[before + index] = at(index);
-            words[before + index + 1] = at(index);
-            words[before + index + 2] = 10 << 32 | 700;
+    /// Memory that begins at a multiple of 8.
+    struct Memory(Vec<u64>);
+
+    impl Memory {
+        fn base(&self) -> usize {
+            self.0.as_ptr().addr()
         }
-        if let Some(index) = layout.pointer {
-            words[before + index] = at(0);
+
+        /// Writes 8 bytes at any offset, and returns what was there.
+        fn replace(&mut self, offset: usize, value: u64) -> u64 {
+            // SAFETY: the vector has these bytes (the tests stay inside it).
+            let word = unsafe { self.0.as_mut_ptr().byte_add(offset) };
+            assert!(offset + 8 <= self.0.len() * 8);
+            // SAFETY: checked above.
+            unsafe {
+                let before = word.read_unaligned();
+                word.write_unaligned(value);
+                before
+            }
         }
-        words[before + layout.collecting] = 1;
-        words
+
+        /// A collector's state as CPython initializes it: empty generations that link to themselves.
+        fn with_state(before: usize, early: usize, layout: &StateLayout) -> Memory {
+            let mut memory = Memory(vec![0; SEARCHED_WORDS]);
+            memory.add_state(before, early, layout);
+            memory
+        }
+
+        fn add_state(&mut self, before: usize, early: usize, layout: &StateLayout) {
+            let base = self.base() as u64;
+            for offset in layout.heads(early) {
+                let offset = (before * 8).checked_add_signed(offset).unwrap();
+                self.replace(offset, base + offset as u64);
+                self.replace(offset + 8, base + offset as u64);
+                self.replace(offset + 16, 10 << 32 | 700);
+            }
+            if let Some(index) = layout.pointer {
+                self.replace((before + index) * 8, base + (before * 8 - early) as u64);
+            }
+            self.replace((before + layout.collecting) * 8, 1);
+        }
     }
 
     #[test]
     fn only_the_collector_state_is_found() {
-        let memory = CheckedMemory::open().unwrap();
-        let mut words = vec![0; SEARCHED_WORDS];
-        let base = words.as_ptr().addr();
-        let collecting = V3_8.collecting;
-        let words_of_state = state(base as u64, 100, &V3_8);
-        words[..words_of_state.len()].copy_from_slice(&words_of_state);
-        assert_eq!(search(&memory, base, &V3_8), Some(base + (100 + collecting) * 8));
-        let (pointer, permanent) = (9, V3_8.permanent);
-        for (index, value) in [(collecting, 2), (pointer, base as u64), (1, 0), (4, 3), (5, 1 << 31), (permanent, 0)] {
-            let before = std::mem::replace(&mut words[100 + index], value);
-            assert_eq!(search(&memory, base, &V3_8), None, "word {index}");
-            words[100 + index] = before;
+        let reader = CheckedMemory::open().unwrap();
+        for early in EARLY {
+            let mut memory = Memory::with_state(100, early, &V3_8);
+            let base = memory.base();
+            let collecting = V3_8.collecting * 8;
+            let expected = Some(State { collecting: base + 800 + collecting, early });
+            assert_eq!(search(&reader, base, &V3_8), expected);
+            let (pointer, permanent) = (72, V3_8.permanent * 8);
+            let wrong = [
+                (collecting, 2),
+                (pointer, base as u64),
+                (8 - early, 0),
+                (32 - early, 3),
+                (40 - early, 1 << 31),
+                (permanent, 0),
+            ];
+            for (offset, value) in wrong {
+                let before = memory.replace(800 + offset, value);
+                assert_eq!(search(&reader, base, &V3_8), None, "byte {offset}, {early} bytes early");
+                memory.replace(800 + offset, before);
+            }
+            assert_eq!(search(&reader, base, &V3_8), expected);
+            memory.add_state(400, early, &V3_8);
+            assert_eq!(search(&reader, base, &V3_8), None, "two of them");
         }
-        assert!(search(&memory, base, &V3_8).is_some());
-        let twice = state(base as u64, 400, &V3_8);
-        words[200..twice.len()].copy_from_slice(&twice[200..]);
-        assert_eq!(search(&memory, base, &V3_8), None, "two of them");
-        assert_eq!(search(&memory, 8, &V3_8), None, "unmapped memory");
+        assert_eq!(search(&reader, 8, &V3_8), None, "unmapped memory");
     }
 
     #[test]
     fn generations_around_the_published_word_are_verified() {
-        let memory = CheckedMemory::open().unwrap();
-        for layout in [V3_14, V3_15] {
-            let mut words = vec![0; 64];
-            let base = words.as_ptr().addr();
-            let of_state = state(base as u64, 10, &layout);
-            words[..of_state.len()].copy_from_slice(&of_state);
-            let collecting = base + (10 + layout.collecting) * 8;
-            assert_eq!(is_verified(&memory, collecting, &layout), Some(collecting));
-            assert_eq!(is_verified(&memory, collecting + 8, &layout), None);
-            words[10 + layout.permanent] = 1;
-            assert_eq!(is_verified(&memory, collecting, &layout), None);
+        let reader = CheckedMemory::open().unwrap();
+        for (layout, early) in [V3_13, V3_14, V3_15].into_iter().flat_map(|layout| EARLY.map(|early| (layout, early))) {
+            let mut memory = Memory::with_state(10, early, &layout);
+            let collecting = memory.base() + (10 + layout.collecting) * 8;
+            assert_eq!(verified(&reader, collecting, &layout), Some(State { collecting, early }));
+            assert_eq!(verified(&reader, collecting + 8, &layout), None);
+            let [.., permanent] = layout.heads(early);
+            memory.replace(80_usize.strict_add_signed(permanent), 1);
+            assert_eq!(verified(&reader, collecting, &layout), None);
         }
         assert_eq!(StateLayout::of(16), None);
         assert_eq!(StateLayout::of(12), Some(V3_8));
+    }
+
+    /// CPython 3.13.5 of Debian 13: generations at byte 20 of the state, `generation0` at 96, `permanent_generation` at
+    /// 104, `collecting` at 200.
+    #[test]
+    fn generations_of_debian_13_begin_four_bytes_early() {
+        let heads = V3_13.heads(4).map(|offset| 24 + offset);
+        assert_eq!(heads, [20, 44, 68, 104]);
+        assert_eq!((24 + V3_13.pointer.unwrap() * 8, 24 + V3_13.collecting * 8), (96, 200));
     }
 }

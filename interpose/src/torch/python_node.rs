@@ -9,6 +9,7 @@
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
+use memtrace_stackwalk::arch::USER_ADDRESSES;
 use memtrace_stackwalk::{CheckedMemory, ObjectLayout};
 use memtrace_trace::definition::NoticeStatus;
 
@@ -124,7 +125,7 @@ fn find(memory: &CheckedMemory, node: usize) -> Option<(u32, usize)> {
 
 /// One of [`MOVED`] if this is the Python object of the node. `None` for anything else.
 fn moved_of_python_object(memory: &CheckedMemory, object: usize, node: usize) -> Option<usize> {
-    let is_plausible = |address: usize| address.is_multiple_of(8) && (1 << 12..1 << 47).contains(&address);
+    let is_plausible = |address: usize| address.is_multiple_of(8) && USER_ADDRESSES.contains(&address);
     let points_back = || (2..OBJECT_WORDS).map_while(|word| memory.size(object, word * 8)).any(|word| word == node);
     if !is_plausible(object) || !points_back() {
         return None;

@@ -21,6 +21,7 @@ use memtrace_trace::ids::StackId;
 
 use super::flags::current_flags;
 use super::libraries::libtorch_cpu;
+use crate::arch;
 use crate::linker::original::OriginalFunction;
 use crate::linker::shared_objects::exported_by;
 use crate::recording::guard::Guard;
@@ -37,7 +38,7 @@ const SCOPES: usize = 10;
 /// `at::RecordFunctionCallback`.
 #[repr(C)]
 struct Callback {
-    start: unsafe extern "C-unwind" fn(*mut *mut c_void, *const c_void) -> *mut *mut c_void,
+    start: unsafe extern "C-unwind" fn(),
     end: unsafe extern "C-unwind" fn(*const c_void, *mut c_void),
     probability: f64,
     scopes: [bool; SCOPES],
@@ -110,7 +111,7 @@ fn register() -> Result<bool, &'static str> {
     let (add, remove, is_enabled, callbacks, _) = find()
         .ok_or("libtorch_cpu lacks a function that registers or checks the callback: no ranges of record_function")?;
     // SAFETY: the functions have these signatures in ATen/record_function.h. A trivially copyable class of 40 bytes is
-    // passed in memory. A result that is not trivial is constructed at the address in the first argument.
+    // passed in memory.
     unsafe {
         let is_enabled: unsafe extern "C-unwind" fn() -> bool = std::mem::transmute(is_enabled);
         if !is_enabled() {
@@ -130,11 +131,9 @@ fn register() -> Result<bool, &'static str> {
             needs_outputs: false,
             needs_ids: false,
         });
-        let callbacks: unsafe extern "C-unwind" fn(*mut StepCallbacks, u8) -> *mut StepCallbacks =
-            std::mem::transmute(callbacks);
         let is_called = |scope| {
             let mut storage: StepCallbacks = [0; STEP_CALLBACKS_WORDS];
-            callbacks(&raw mut storage, scope);
+            arch::call_constructing(callbacks, (&raw mut storage).cast(), u64::from(scope), 0, 0, 0);
             let ours = [on_start as *const () as u64, on_end as *const () as u64];
             storage.windows(2).any(|pair| pair == ours)
         };
@@ -155,7 +154,13 @@ const STEP_CALLBACKS_WORDS: usize = 128;
 
 /// `std::unique_ptr<ObserverContext> (*)(const RecordFunction&)`. The result is always null: the end of a range is
 /// matched by its name.
-unsafe extern "C-unwind" fn on_start(context: *mut *mut c_void, function: *const c_void) -> *mut *mut c_void {
+#[unsafe(naked)]
+unsafe extern "C-unwind" fn on_start() {
+    arch::construct_result!(range_started)
+}
+
+/// [`on_start`] with the address of its result, which it returns.
+unsafe extern "C-unwind" fn range_started(context: *mut *mut c_void, function: *const c_void) -> *mut *mut c_void {
     // SAFETY: the caller passes the address of its result (Itanium C++ ABI), which is writable.
     unsafe { context.write(std::ptr::null_mut()) };
     // SAFETY: PyTorch passes a live `RecordFunction`.

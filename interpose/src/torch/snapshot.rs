@@ -11,6 +11,7 @@ use std::ffi::c_void;
 
 use super::gate;
 use super::tracker::{INITIALIZED, SNAPSHOT, find_method};
+use crate::arch;
 use crate::linker::original::global_symbol;
 
 /// A segment, or a mapped range of an expandable segment.
@@ -107,24 +108,23 @@ pub(crate) fn is_initialized() -> Result<bool, &'static str> {
 ///
 /// `is_state` says that the events that follow belong to this snapshot. Otherwise it shows whether the layout is known.
 pub(crate) fn take(is_state: bool) -> Result<Vec<Segment>, &'static str> {
-    type Method = unsafe extern "C-unwind" fn(*mut usize, *mut c_void, u64, u64, bool) -> *mut usize;
     type Delete = unsafe extern "C" fn(*mut c_void);
     let (allocator, method, _) = find_method(SNAPSHOT)?;
     // SAFETY: the type of `operator delete(void*)`.
     let delete = unsafe { global_symbol::<Delete>(c"_ZdlPv") }.ok_or("there is no operator delete")?;
+    // SAFETY: `method` is the slot of `snapshot` in the vtable of `allocator`. From 2.7 on there is a third argument,
+    // the id of a pool (0, 0: all), a pair of two words that is passed in two registers, and later a fourth, whether to
+    // copy the traces. Functions without them ignore the registers.
     let mut storage = [0usize; SNAPSHOT_WORDS];
-    // SAFETY: `method` is the slot of `snapshot` in the vtable of `allocator`. A result that is not trivial is
-    // constructed at the address in the first argument. From 2.7 on there is a third argument, the id of a pool (0, 0:
-    // all), a pair of two words that is passed in two registers, and later a fourth, whether to copy the traces.
-    // Functions without them ignore the registers.
     let segments = unsafe {
-        let method: Method = std::mem::transmute(method);
-        let mut call = || method(storage.as_mut_ptr(), allocator, 0, 0, false);
+        let method = std::ptr::with_exposed_provenance(method);
+        let result = storage.as_mut_ptr().cast();
+        let call = || arch::call_constructing(method, result, allocator.expose_provenance() as u64, 0, 0, 0);
         if is_state {
-            gate::while_taking_snapshot(call)
+            gate::while_taking_snapshot(call);
         } else {
-            call()
-        };
+            call();
+        }
         &*storage.as_ptr().cast::<StdVector<SegmentInfo>>()
     };
     // SAFETY: the result begins with a vector, whatever the layout of its elements.

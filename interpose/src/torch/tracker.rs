@@ -532,10 +532,10 @@ fn verify(entry: &TraceEntry) -> Result<EntryLayout, &'static str> {
 const MIN_BLOCK_SIZE: u64 = 512;
 
 /// Whether a time of PyTorch's clock is within seconds of now. `c10::getApproximateTime` is the time-stamp counter on
-/// x86-64.
+/// x86-64, and `CLOCK_REALTIME` on other processors (c10/util/ApproximateClock.h).
 fn is_near_now(time: u64) -> bool {
     const SECONDS: u64 = 20_000_000_000;
-    time.abs_diff(clock::now()) < SECONDS || time.abs_diff(clock::monotonic_ns()) < SECONDS
+    [clock::now(), clock::monotonic_ns(), clock::realtime_ns()].iter().any(|now| time.abs_diff(*now) < SECONDS)
 }
 
 /// Our id of a pool. 0 is the default pool.

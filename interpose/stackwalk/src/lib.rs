@@ -46,6 +46,7 @@
 
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, clippy::expect_used))]
 
+pub mod arch;
 mod definition;
 mod digest;
 mod frame_chain;
@@ -66,6 +67,7 @@ pub use definition::{DefinitionSink, FrameText, LoadedObject, Loss, ModuleCall};
 pub use intern::{Interner, MAX_STACKS};
 pub use lock::{Lock, Locked};
 pub use native::NativeStacks;
+pub use pages::page_size;
 pub use python::{CheckedMemory, FrameLocals, ObjectLayout, Python, Reason, avoid_process_vm_readv};
 pub use tables::{end_tables, reserve_table, return_table};
 pub use texts::{TextId, Texts};

@@ -4,6 +4,13 @@
 
 use std::ptr::{self, NonNull};
 
+/// The size of a page in bytes: 4096 on x86-64, and 4096, 16384 or 65536 on AArch64, as the kernel was built.
+pub fn page_size() -> usize {
+    // SAFETY: `getauxval` takes any number.
+    let bytes = unsafe { libc::getauxval(libc::AT_PAGESZ) } as usize;
+    if bytes.is_power_of_two() { bytes } else { 4096 }
+}
+
 /// Reserves zeroed, page-aligned memory that takes no physical memory until it is used. `None` if the kernel refuses.
 pub(super) fn reserve(bytes: usize) -> Option<NonNull<u8>> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;

@@ -41,11 +41,11 @@
 //! plain data for a `thread_local` without a destructor. When a thread ends, [`ThreadStacks::release`] frees the array,
 //! or another thread takes over the struct unchanged. It contains facts about keys, which hold for every thread.
 
-use std::arch::asm;
 use std::ptr::NonNull;
 
 use memtrace_trace::ids::{ContextId, StackId};
 
+use super::arch::opaque;
 use super::definition::{DefinitionSink, Loss};
 use super::frame_chain::{FrameChain, FrameReader, RawFrame};
 use super::intern::Interner;
@@ -635,16 +635,6 @@ unsafe fn compare<R: FrameReader>(reader: R, first: *const Entry, mut entry: *co
         }
         entry = below;
     }
-}
-
-/// The same number, in a form that hides the equality from the compiler. It uses the later one of two equal numbers,
-/// and then the next frame's loads would have to wait for it.
-#[inline]
-fn opaque(address: usize) -> usize {
-    let mut address = address;
-    // SAFETY: the assembly contains no instruction.
-    unsafe { asm!("/* {0} */", inout(reg) address, options(nomem, nostack, preserves_flags)) };
-    address
 }
 
 #[cfg(test)]

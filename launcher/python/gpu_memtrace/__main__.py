@@ -51,7 +51,7 @@ def _restore_signals() -> None:
 
 def _reason(error: OSError) -> str:
     if error.errno == errno.ENOEXEC:
-        return "it is a program for x86-64, and this machine is %s" % (platform.machine() or "another one")
+        return "it is a program for another processor, and this machine is %s" % (platform.machine() or "another one")
     # The kernel reports a missing loader as a missing file.
     if error.errno == errno.ENOENT:
         return "it needs glibc, and this system has none"
@@ -60,7 +60,7 @@ def _reason(error: OSError) -> str:
 
 def _help(error: OSError) -> str:
     if error.errno in (errno.ENOEXEC, errno.ENOENT):
-        return "memtrace needs Linux on x86-64 with glibc 2.28 or newer; musl systems such as Alpine have no glibc"
+        return "memtrace needs Linux on x86-64 or AArch64 with glibc 2.28 or newer; musl systems such as Alpine have no glibc"
     return "check the permissions of the file and the mount options of its file system"
 
 

@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 
+use super::arch::{self, Call, Interrupted, Registers};
 use super::rehearsal::rehearse;
 use super::request::{Request, Stopped, is_cancelled, not_loaded};
 use super::safe_point::{SafePoint, Search};
-use super::signal_frame::{Call, Interrupted, SignalFrame};
+use super::signal_frame::SignalFrame;
 use super::traced_process::{LoadedLibrary, TracedProcess, not_permitted};
 use super::tracee::{self, Memory};
 use crate::proc::ProcessDir;
@@ -128,19 +129,19 @@ impl Injector<'_> {
     }
 
     /// Makes a stopped thread begin the call when it goes on. Nothing has changed if the result is `None`.
-    fn begin_on(&self, tid: i32, registers: tracee::Registers, call: &Call<'_>) -> Option<SignalFrame> {
+    fn begin_on(&self, tid: i32, registers: Registers, call: &Call<'_>) -> Option<SignalFrame> {
         let thread = Interrupted {
             registers,
             signal_mask: tracee::signal_mask(tid).ok()?,
-            extended_state: tracee::extended_state(tid).ok()?,
+            extended_state: arch::extended_state(tid).ok()?,
         };
         let frame = SignalFrame::new(&thread, call, self.process.return_from_signal)?;
-        if !self.search.has_stack_at(frame.address) {
+        if !self.search.has_stack_at(frame.address()) {
             return None;
         }
-        // The program does not use the memory below the red zone.
-        self.memory.write(frame.address, &frame.bytes).ok()?;
-        tracee::set_registers(tid, &frame.registers).ok()?;
+        // The program does not use the memory below its stack pointer and the red zone.
+        self.memory.write(frame.address(), frame.bytes()).ok()?;
+        tracee::set_registers(tid, frame.registers()).ok()?;
         Some(frame)
     }
 

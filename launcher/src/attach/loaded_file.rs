@@ -9,6 +9,7 @@ use object::elf::PT_LOAD;
 use object::read::elf::{ElfFile64, ProgramHeader};
 use object::{Endianness, Object, ObjectSymbol};
 
+use super::arch::RETURN_FROM_SIGNAL;
 use super::tracee::Memory;
 
 /// How many bytes at the beginning of a function are compared with its file.
@@ -59,6 +60,14 @@ pub(super) fn find_code(memory: &Memory, mappings: &[Mapping], file: &Mapping, c
     })
 }
 
+/// The address of the code to which signal handlers return, in the C library, otherwise in the kernel's own object
+/// (vDSO).
+pub(super) fn find_signal_return(memory: &Memory, mappings: &[Mapping], c_library: &Mapping) -> Option<u64> {
+    let vdso = mappings.iter().find(|mapping| mapping.path == b"[vdso]");
+    let mut files = [Some(c_library), vdso].into_iter().flatten();
+    files.find_map(|file| find_code(memory, mappings, file, &RETURN_FROM_SIGNAL))
+}
+
 /// A loaded ELF object with its symbols.
 pub(super) struct LoadedFile {
     bytes: Vec<u8>,
@@ -74,9 +83,10 @@ impl LoadedFile {
         let (endian, headers) = (elf.endian(), elf.elf_program_headers());
         let load = |header: &&_| ProgramHeader::p_type(*header, endian) == PT_LOAD;
         let header = headers.iter().find(load).with_context(cannot)?;
-        // The first segment of an object is mapped from the page of its offset.
-        let lowest = header.p_vaddr(endian) & !0xfff;
-        let bias = (first.start - first.offset).wrapping_sub(lowest.wrapping_sub(header.p_offset(endian) & !0xfff));
+        // The first segment of an object is mapped from the page of its offset. Address and offset are at the same
+        // place in their pages.
+        let bias =
+            (first.start - first.offset).wrapping_sub(header.p_vaddr(endian).wrapping_sub(header.p_offset(endian)));
         Ok(LoadedFile { bytes, bias })
     }
 
@@ -138,7 +148,7 @@ mod tests {
         // SAFETY: a C string.
         let expected = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"getppid".as_ptr()) };
         assert_eq!((found.map(|range| range.start), none), (Some(expected.addr() as u64), None));
-        let code = find_code(&memory, &mappings, c_library, &[0x0f, 0x05]).unwrap();
+        let code = find_signal_return(&memory, &mappings, c_library).unwrap();
         assert!(mappings.iter().any(|one| one.is_executable && (one.start..one.end).contains(&code)));
         assert_eq!(find_code(&memory, &mappings, c_library, b"no such code at all"), None);
     }

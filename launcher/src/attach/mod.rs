@@ -6,6 +6,7 @@
 //! does not end it in the middle. At no time does the traced process need it: its end, at any moment, leaves nothing
 //! behind.
 
+mod arch;
 mod inject;
 mod loaded_file;
 mod loader_locks;

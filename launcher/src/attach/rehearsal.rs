@@ -4,7 +4,6 @@
 //! the injector first makes a child of its own call a function, and compares its registers, its signal mask and its
 //! alternate signal stack before and after.
 
-use std::arch::asm;
 use std::ffi::c_void;
 use std::io;
 use std::mem::MaybeUninit;
@@ -14,8 +13,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 
-use super::loaded_file::{find_code, mappings};
-use super::signal_frame::{Call, Interrupted, RETURN_FROM_SIGNAL, SignalFrame, is_between_instructions};
+use super::arch::{self, Call, Interrupted, Registers};
+use super::loaded_file::{find_signal_return, mappings};
+use super::signal_frame::SignalFrame;
 use super::tracee::{self, Memory, Stop};
 use crate::message::WithHelp;
 
@@ -24,8 +24,6 @@ const LIMIT: Duration = Duration::from_secs(5);
 const STOP_LIMIT: Duration = Duration::from_secs(1);
 const TEXT: &[u8] = b"text";
 const NUMBER: u64 = 0x1234_5678_9abc;
-/// The largest vector register in bytes.
-const VECTOR: usize = 64;
 
 /// Memory that the child shares with this process.
 struct Shared {
@@ -107,13 +105,13 @@ fn call_in(child: i32, shared: &Shared) -> Result<(), String> {
     let mappings = mappings(std::process::id()).map_err(of)?;
     let c_library = mappings.iter().find(|one| one.file_name().starts_with(b"libc")).ok_or("no C library")?;
     let memory = Memory::of(child as u32).map_err(of)?;
-    let return_from_signal = find_code(&memory, &mappings, c_library, &RETURN_FROM_SIGNAL).ok_or("no signal return")?;
+    let return_from_signal = find_signal_return(&memory, &mappings, c_library).ok_or("no signal return")?;
     tracee::seize(child).map_err(of)?;
     let registers = loop {
         tracee::interrupt(child).map_err(of)?;
         let stop = tracee::wait_for(child, STOP_LIMIT).map_err(of)?;
-        let registers = tracee::registers(child).map_err(of)?;
-        if stop == Stop::Interrupted && is_between_instructions(&registers) {
+        let registers = Registers::read(child).map_err(of)?;
+        if stop == Stop::Interrupted && registers.is_between_instructions(|at| memory.word(at).ok()) {
             break registers;
         }
         if is_late() {
@@ -124,12 +122,12 @@ fn call_in(child: i32, shared: &Shared) -> Result<(), String> {
     let thread = Interrupted {
         registers,
         signal_mask: tracee::signal_mask(child).map_err(of)?,
-        extended_state: tracee::extended_state(child).map_err(of)?,
+        extended_state: arch::extended_state(child).map_err(of)?,
     };
     let call = Call { function: called as *const () as u64, text: TEXT, number: NUMBER };
     let frame = SignalFrame::new(&thread, &call, return_from_signal).ok_or("its registers are not known")?;
-    memory.write(frame.address, &frame.bytes).map_err(of)?;
-    tracee::set_registers(child, &frame.registers).map_err(of)?;
+    memory.write(frame.address(), frame.bytes()).map_err(of)?;
+    tracee::set_registers(child, frame.registers()).map_err(of)?;
     tracee::detach(child, 0);
     wait_until(&|| shared.called.load(Ordering::Acquire) != 0, "the call")?;
     shared.is_over.store(1, Ordering::Release);
@@ -157,17 +155,7 @@ unsafe extern "C" fn called(text: *const libc::c_char, number: u64) {
     // SAFETY: `rehearse` has set the pointer. The frame passes a C string.
     let (shared, length) = unsafe { (&*SHARED.load(Ordering::Relaxed), libc::strlen(text) as u64) };
     shared.was_blocked.store(blocked(libc::SIGUSR1).into(), Ordering::Release);
-    // SAFETY: changes only registers that a function may change.
-    unsafe {
-        if is_x86_feature_detected!("avx512f") {
-            asm!("vpxord zmm17, zmm17, zmm17", options(nostack, nomem));
-        }
-        if is_x86_feature_detected!("avx") {
-            asm!("vzeroall", out("xmm0") _, out("xmm1") _, out("xmm7") _, options(nostack, nomem));
-        } else {
-            asm!("pxor xmm7, xmm7", out("xmm7") _, options(nostack, nomem));
-        }
-    }
+    arch::change_vector_registers();
     shared.called.store(number.wrapping_add(length), Ordering::Release);
 }
 
@@ -204,44 +192,11 @@ fn spin(shared: &Shared) -> bool {
         libc::sigaddset(set.as_mut_ptr(), libc::SIGUSR2);
         libc::pthread_sigmask(libc::SIG_SETMASK, set.as_ptr(), null_mut());
     }
-    let before: [u8; VECTOR] = std::array::from_fn(|at| at as u8 + 1);
-    let mut after = [0u8; VECTOR];
-    let general = [3u64, 5, 7, 11];
-    let [mut rcx, mut r9, mut r12, mut r15] = general;
     let stack_before = signal_stack();
     shared.is_spinning.store(1, Ordering::Release);
-    macro_rules! spin_with {
-        ($load:literal, $store:literal) => {
-            // SAFETY: reads the vector and the word, and writes the vector. The loop ends when the other process has
-            // set the word.
-            unsafe {
-                asm!(
-                    $load, "2:", "pause", "cmp dword ptr [{over}], 0", "je 2b", $store,
-                    before = in(reg) before.as_ptr(),
-                    after = in(reg) after.as_mut_ptr(),
-                    over = in(reg) shared.is_over.as_ptr(),
-                    inout("rcx") rcx, inout("r9") r9, inout("r12") r12, inout("r15") r15,
-                    out("xmm7") _,
-                    options(nostack),
-                )
-            }
-        };
-    }
-    let size = if is_x86_feature_detected!("avx512f") {
-        spin_with!("vmovups zmm17, [{before}]", "vmovups [{after}], zmm17");
-        64
-    } else if is_x86_feature_detected!("avx") {
-        spin_with!("vmovups ymm7, [{before}]", "vmovups [{after}], ymm7");
-        32
-    } else {
-        spin_with!("movups xmm7, [{before}]", "movups [{after}], xmm7");
-        16
-    };
-    after.get(..size) == before.get(..size)
-        && [rcx, r9, r12, r15] == general
-        && signal_stack() == stack_before
-        && blocked(libc::SIGUSR2)
-        && !blocked(libc::SIGUSR1)
+    // SAFETY: the word is shared with the other process, and lives until the child ends.
+    let keeps_registers = unsafe { arch::keeps_registers_until(shared.is_over.as_ptr()) };
+    keeps_registers && signal_stack() == stack_before && blocked(libc::SIGUSR2) && !blocked(libc::SIGUSR1)
 }
 
 #[cfg(test)]

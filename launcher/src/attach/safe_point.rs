@@ -18,12 +18,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 
+use super::arch::{self, Registers};
 use super::loaded_file::{Mapping, mappings};
 use super::request::is_cancelled;
 use super::safe_stack::Stacks;
-use super::signal_frame::is_between_instructions;
 use super::traced_process::{TracedProcess, not_permitted};
-use super::tracee::{self, Memory, Registers, Stop};
+use super::tracee::{self, Memory, Stop};
 use crate::message::WithHelp;
 
 /// How long to wait for a thread at such a place.
@@ -194,7 +194,7 @@ impl<'a> Search<'a> {
         for tid in self.candidates.clone() {
             match state_of(pid, tid) {
                 Some(b'R') => {}
-                Some(b'S') if with_waiting => {}
+                Some(b'S') if with_waiting && !is_in_call_not_repeated(pid, tid) => {}
                 _ => continue,
             }
             self.candidates.remove(&tid);
@@ -257,21 +257,22 @@ impl<'a> Search<'a> {
             }
             Stop::Call | Stop::Interrupted | Stop::Group => {}
         }
-        let registers = tracee::registers(tid).ok();
+        let registers = Registers::read(tid).ok();
         let is_first = watched.last == (0, 0);
         let registers = registers.filter(|_| is_searching && stop != Stop::Group);
-        let registers = registers.filter(|registers| !is_first || self.has_frame(registers.rsp));
+        let registers = registers.filter(|registers| !is_first || self.has_frame(registers.stack_pointer()));
         let Some(registers) = registers else {
             self.release(tid);
             return None;
         };
-        if self.is_safe(&registers) {
+        let is_shown = arch::SHOWS_REGISTERS_AT_CALLS || stop != Stop::Call;
+        if is_shown && self.is_safe(&registers) {
             return Some(registers);
         }
         repeat_interrupted_call(tid, &registers);
         let random = self.random();
         let watched = self.watched.get_mut(&tid)?;
-        let here = (registers.rip, registers.rsp);
+        let here = (registers.instruction(), registers.stack_pointer());
         // A thread that has not run, for want of a processor, gets more time.
         let is_stuck = stop == Stop::Interrupted && watched.last == here;
         watched.slice = match stop {
@@ -287,7 +288,7 @@ impl<'a> Search<'a> {
 
     /// Ends the tracing of a stopped thread.
     fn release(&mut self, tid: i32) {
-        if let Ok(registers) = tracee::registers(tid) {
+        if let Ok(registers) = Registers::read(tid) {
             repeat_interrupted_call(tid, &registers);
         }
         tracee::detach(tid, 0);
@@ -295,10 +296,11 @@ impl<'a> Search<'a> {
     }
 
     fn is_safe(&self, registers: &Registers) -> bool {
-        is_between_instructions(registers)
-            && self.has_stack_at(registers.rsp)
+        registers.is_between_instructions(|at| self.memory.word(at).ok())
+            && self.has_stack_at(registers.stack_pointer())
             && !self.process.loader_locks.is_taken(self.memory)
-            && (self.process.interpreter_loop.contains(&registers.rip) || self.stacks.is_safe(self.memory, registers))
+            && (self.process.interpreter_loop.contains(&registers.instruction())
+                || self.stacks.is_safe(self.memory, registers))
     }
 
     fn random(&mut self) -> u64 {
@@ -327,11 +329,8 @@ impl<'a> Search<'a> {
 /// Repeats a system call that has ended because of the interruption. The kernel does so itself for most, but not for
 /// these.
 fn repeat_interrupted_call(tid: i32, registers: &Registers) {
-    /// The kernel's result of a call that is repeated unless a handler has run (`ERESTARTNOHAND`).
-    const REPEAT: i64 = -514;
-    const CALLS: [libc::c_long; 3] = [libc::SYS_epoll_wait, libc::SYS_epoll_pwait, libc::SYS_epoll_pwait2];
-    if registers.rax as i64 == -i64::from(libc::EINTR) && CALLS.contains(&(registers.orig_rax as i64)) {
-        let _ = tracee::set_registers(tid, &Registers { rax: REPEAT as u64, ..*registers });
+    if let Some(repeating) = registers.to_repeat_call() {
+        let _ = tracee::set_registers(tid, repeating);
     }
 }
 
@@ -339,6 +338,14 @@ fn repeat_interrupted_call(tid: i32, registers: &Registers) {
 fn threads(pid: u32) -> Vec<i32> {
     let folders = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     folders.filter_map(|folder| folder.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// Whether a thread waits in a system call that an interruption would end with an error, because neither the kernel nor
+/// this process can repeat it.
+fn is_in_call_not_repeated(pid: u32, tid: i32) -> bool {
+    let call = || std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/syscall")).ok();
+    let number = || call()?.split_whitespace().next()?.parse().ok();
+    !arch::REPEATS_CALLS && number().is_some_and(|number: libc::c_long| arch::NOT_REPEATED.contains(&number))
 }
 
 /// The stack pointer of a thread that waits in a system call. `None` if it runs, or if the kernel does not show it.

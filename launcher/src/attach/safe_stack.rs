@@ -4,8 +4,9 @@
 //! takes: those of the C library, of the dynamic loader and of an allocator. So none of their functions may be on it,
 //! except for those in which a thread waits, without such a lock, and those that start a thread.
 
+use super::arch::Registers;
 use super::loaded_file::Mapping;
-use super::tracee::{Memory, Registers};
+use super::tracee::Memory;
 use super::unwind::{Frame, Objects};
 
 /// Functions of the C library in which a thread waits or makes one system call. They take no lock that matters here,

@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow, bail};
 use memtrace_trace::options::{self, ENV};
 
-use super::loaded_file::{LoadedFile, Mapping, find_code, mappings};
+use super::arch::LOADER;
+use super::loaded_file::{LoadedFile, Mapping, find_signal_return, mappings};
 use super::loader_locks::LoaderLocks;
-use super::signal_frame::RETURN_FROM_SIGNAL;
 use super::tracee::Memory;
 use crate::message::WithHelp;
 use crate::proc::ProcessDir;
@@ -116,12 +116,12 @@ impl TracedProcess {
         {
             found = dlopen(mapping)?;
         }
-        let loader = named(&|name| name.starts_with(b"ld-linux-x86-64.so.2") || name.starts_with(b"ld-2."));
+        let loader = named(&|name| name.starts_with(LOADER) || name.starts_with(b"ld-2."));
         let locks = loader.and_then(|mapping| {
             let [variable] = LoadedFile::read(pid, &in_root(pid, mapping), mapping).ok()?.variables(["_rtld_global"]);
             variable.map(|range| LoaderLocks::find(&memory, range.start, range.end - range.start))
         });
-        let return_from_signal = find_code(&memory, &mappings, c_library, &RETURN_FROM_SIGNAL);
+        let return_from_signal = find_signal_return(&memory, &mappings, c_library);
         Ok(TracedProcess {
             pid,
             interpreter: version(&python, &memory).and_then(|version| interpreter(version, &executable)),

@@ -11,15 +11,10 @@ use std::os::unix::fs::FileExt;
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
-/// The registers of a thread.
-pub(super) type Registers = libc::user_regs_struct;
+use super::arch::{NT_PRSTATUS, Registers};
 
 /// `PTRACE_GETSIGMASK` of linux/ptrace.h.
 const GET_SIGNAL_MASK: libc::c_uint = 0x420a;
-/// `NT_X86_XSTATE` of linux/elf.h.
-const NT_X86_XSTATE: usize = 0x202;
-/// The largest state of a processor's vector and matrix registers, in bytes.
-const MAX_STATE: usize = 32 << 10;
 
 /// Why a thread has stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -78,26 +73,11 @@ pub(super) fn detach(tid: i32, signal: i32) {
     let _ = call(libc::PTRACE_DETACH, tid, 0, signal as usize);
 }
 
-/// The registers of a stopped thread.
-pub(super) fn registers(tid: i32) -> io::Result<Registers> {
-    let mut registers = MaybeUninit::<Registers>::uninit();
-    call(libc::PTRACE_GETREGS, tid, 0, registers.as_mut_ptr().addr())?;
-    // SAFETY: the kernel has written all registers.
-    Ok(unsafe { registers.assume_init() })
-}
-
-/// Sets the registers of a stopped thread.
-pub(super) fn set_registers(tid: i32, registers: &Registers) -> io::Result<()> {
-    call(libc::PTRACE_SETREGS, tid, 0, std::ptr::from_ref(registers).addr())
-}
-
-/// The floating-point, vector and matrix registers of a stopped thread, as the `xsave` instruction writes them.
-pub(super) fn extended_state(tid: i32) -> io::Result<Vec<u8>> {
-    let mut bytes = vec![0u8; MAX_STATE];
+/// Sets the general registers of a stopped thread.
+pub(super) fn set_registers(tid: i32, mut registers: Registers) -> io::Result<()> {
+    let bytes = registers.bytes_mut();
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-    call(libc::PTRACE_GETREGSET, tid, NT_X86_XSTATE, (&raw mut part).addr())?;
-    bytes.truncate(part.iov_len);
-    Ok(bytes)
+    call(libc::PTRACE_SETREGSET, tid, NT_PRSTATUS, (&raw mut part).addr())
 }
 
 /// The blocked signals of a stopped thread.

@@ -13,15 +13,16 @@ use std::path::{Path, PathBuf};
 
 use gimli::{
     BaseAddresses, CfaRule, EhFrame, EhFrameHdr, EndianSlice, LittleEndian, Register, RegisterRule, UnwindContext,
-    UnwindSection, X86_64,
+    UnwindSection,
 };
 use memmap2::Mmap;
 use object::Endianness;
 use object::elf::{FileHeader64, PT_GNU_EH_FRAME, PT_LOAD, gnu_hash};
 use object::read::elf::{FileHeader, ProgramHeader};
 
+use super::arch::{self, PRESERVED, Registers};
 use super::loaded_file::Mapping;
-use super::tracee::{Memory, Registers};
+use super::tracee::Memory;
 
 /// The largest number of frames. Each call of a Python function may have three.
 const MAX_FRAMES: usize = 16_384;
@@ -29,8 +30,6 @@ const MAX_FRAMES: usize = 16_384;
 const COMPARED_BYTES: usize = 4096;
 /// How much of a stack is read at once, in bytes.
 const STACK_CHUNK: usize = 64 << 10;
-/// The registers that a function preserves, by their numbers in the unwinding information.
-const PRESERVED: [Register; 6] = [X86_64::RBX, X86_64::RBP, X86_64::R12, X86_64::R13, X86_64::R14, X86_64::R15];
 
 type Bytes<'a> = EndianSlice<'a, LittleEndian>;
 type Header = FileHeader64<Endianness>;
@@ -95,10 +94,12 @@ impl Objects {
     /// thread.
     pub(super) fn frames(&self, memory: &Memory, registers: &Registers) -> Option<Vec<Frame>> {
         let mut context = Box::new(UnwindContext::new());
-        let stack = StackReader::new(memory, registers.rsp);
-        let (r, mut ip) = (registers, registers.rip);
-        let mut preserved = [r.rbx, r.rbp, r.r12, r.r13, r.r14, r.r15].map(Some);
-        let mut stack_pointer = r.rsp;
+        let mut stack_pointer = registers.stack_pointer();
+        let stack = StackReader::new(memory, stack_pointer);
+        let mut ip = registers.instruction();
+        let mut preserved = registers.preserved().map(Some);
+        // Known in the innermost frame. A caller's own return address is on the stack.
+        let mut link = registers.link();
         let mut frames: Vec<Frame> = Vec::new();
         while frames.len() < MAX_FRAMES {
             // A return address may be behind the function, if the call never returns.
@@ -113,8 +114,8 @@ impl Objects {
             let function = entry.initial_address().wrapping_add(file.bias);
             frames.push(Frame { object: index, function, is_signal_return: entry.is_signal_trampoline() });
             let value_of = |register: Register| match register {
-                X86_64::RSP => Some(stack_pointer),
-                X86_64::RA => Some(ip),
+                arch::SP => Some(stack_pointer),
+                arch::RA => link,
                 // Others are known in the innermost frame, where they are not needed.
                 _ => PRESERVED.iter().position(|one| *one == register).and_then(|at| *preserved.get(at)?),
             };
@@ -128,11 +129,12 @@ impl Objects {
                 Some(RegisterRule::SameValue) | None => value_of(register),
                 Some(_) => None,
             };
-            let caller = match row.register(X86_64::RA) {
+            let caller = match row.register(arch::RA) {
                 Some(RegisterRule::Undefined) => return Some(frames),
-                Some(_) => restored(X86_64::RA)?,
-                None => return None,
+                Some(_) => restored(arch::RA)?,
+                None => link?,
             };
+            let caller = arch::without_signature(caller);
             if caller == 0 {
                 return Some(frames);
             }
@@ -140,7 +142,7 @@ impl Objects {
                 return None;
             }
             preserved = PRESERVED.map(restored);
-            (ip, stack_pointer) = (caller, cfa);
+            (ip, stack_pointer, link) = (caller, cfa, None);
         }
         None
     }
@@ -180,7 +182,7 @@ impl ObjectFile {
         let endian = header.endian().ok()?;
         let parts = header.program_headers(endian, &*content).ok()?;
         let load = |header: &&_| ProgramHeader::p_type(*header, endian) == PT_LOAD;
-        let lowest = parts.iter().find(load)?.p_vaddr(endian) & !0xfff;
+        let lowest = parts.iter().find(load)?;
         let index = parts.iter().find(|part| part.p_type(endian) == PT_GNU_EH_FRAME)?;
         let (at, size, address) =
             (index.p_offset(endian) as usize, index.p_filesz(endian) as usize, index.p_vaddr(endian));
@@ -195,7 +197,8 @@ impl ObjectFile {
         let start = segment.p_offset(endian) + (frames - segment.p_vaddr(endian));
         let end = segment.p_offset(endian) + segment.p_filesz(endian);
         let frames = (start as usize..end as usize, frames);
-        Some(ObjectFile { content, bias: first.wrapping_sub(lowest), header, frames })
+        let bias = first.wrapping_sub(lowest.p_vaddr(endian).wrapping_sub(lowest.p_offset(endian)));
+        Some(ObjectFile { content, bias, header, frames })
     }
 
     fn bases(&self) -> BaseAddresses {
@@ -207,7 +210,9 @@ impl ObjectFile {
     }
 
     fn frame_section(&self) -> Option<EhFrame<Bytes<'_>>> {
-        Some(EhFrame::new(self.content.get(self.frames.0.clone())?, LittleEndian))
+        let mut section = EhFrame::new(self.content.get(self.frames.0.clone())?, LittleEndian);
+        section.set_vendor(arch::VENDOR);
+        Some(section)
     }
 
     /// Calls `visit` with the name and address of each exported symbol that the object defines.

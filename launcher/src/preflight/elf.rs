@@ -5,12 +5,10 @@ use std::io::{Read, Seek};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
+use memtrace_trace::arch::ELF_MACHINE;
 use object::elf::{self, FileHeader64, ProgramHeader64};
 use object::read::elf::{FileHeader, ProgramHeader};
 use object::{Endianness, ReadCache, ReadRef, pod};
-
-/// A description of the programs that can be recorded.
-pub(super) const OURS: &str = "64-bit x86-64";
 
 /// The maximum length of a loader's path, `PATH_MAX`, in bytes.
 const MAX_NAME: u64 = 4096;
@@ -55,12 +53,12 @@ pub(super) fn kind(file: impl Read + Seek) -> Kind {
     let (class, data) = (header.e_ident.class, header.e_ident.data);
     let endian = if data == elf::ELFDATA2MSB { Endianness::Big } else { Endianness::Little };
     let machine = header.e_machine.get(endian);
-    if class != elf::ELFCLASS64 || data != elf::ELFDATA2LSB || machine != elf::EM_X86_64 {
+    if class != elf::ELFCLASS64 || data != elf::ELFDATA2LSB || machine != ELF_MACHINE {
         let machine = match machine {
             elf::EM_386 => "x86".to_owned(),
             elf::EM_ARM => "ARM".to_owned(),
             elf::EM_X86_64 => "x86-64".to_owned(),
-            elf::EM_AARCH64 => "aarch64".to_owned(),
+            elf::EM_AARCH64 => "AArch64".to_owned(),
             other => format!("machine {other}"),
         };
         let bits = if class == elf::ELFCLASS64 { 64 } else { 32 };

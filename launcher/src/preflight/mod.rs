@@ -14,6 +14,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use elf::Kind;
+use memtrace_trace::arch::NAME;
 use refusal::refuse;
 use resolve::NotFound;
 use rustix::fs::StatVfsMountFlags;
@@ -131,7 +132,7 @@ fn check_file(path: &Path, depth: usize) -> Result<Checked, Refusal> {
         ),
         Kind::Foreign { what } => refuse(
             MEMTRACE_FAILED,
-            format!("cannot record {shown}: it is {what}, and this memtrace records {} programs", elf::OURS),
+            format!("cannot record {shown}: it is {what}, and this memtrace records 64-bit {NAME} programs"),
             "use a build of memtrace for that machine",
         ),
     }

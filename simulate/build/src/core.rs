@@ -1,5 +1,6 @@
 //! Reads a core: a shared library with the functions of a part of CUDA, as cargo built it.
 
+use crate::arch;
 use anyhow::{Context, Result, ensure};
 use object::elf::{self, Dyn64, FileHeader64, ProgramHeader64, SectionHeader64, Sym64, Vernaux, Verneed};
 use object::{LittleEndian as LE, pod};
@@ -33,12 +34,13 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    /// Reads a core. Fails when the file is not a shared library for x86-64 with the usual dynamic tables.
+    /// Reads a core. Fails when the file is not a shared library of this architecture with the usual dynamic tables.
     pub(crate) fn read(data: Vec<u8>) -> Result<Self> {
         let (header, _) = pod::from_bytes::<Header>(&data).ok().context("not an ELF file")?;
         ensure!(
-            header.e_ident.magic == elf::ELFMAG && header.e_machine.get(LE) == elf::EM_X86_64,
-            "no ELF file of x86-64"
+            header.e_ident.magic == elf::ELFMAG && header.e_machine.get(LE) == arch::MACHINE,
+            "no ELF file of {}",
+            arch::NAME
         );
         let (offset, count) = (header.e_phoff.get(LE) as usize, header.e_phnum.get(LE) as usize);
         let segments = table::<Segment>(&data, offset, count)?.to_vec();

@@ -1,6 +1,7 @@
 //! Reads which functions an installed PyTorch and other packages import from NVIDIA's libraries, and where PyTorch
 //! searches for them.
 
+use crate::arch::LIBRARIES;
 use anyhow::{Context, Result, ensure};
 use object::elf::{self, Sym64};
 use object::read::elf::{Dyn, ElfFile64, FileHeader, Sym};
@@ -128,7 +129,7 @@ const NVIDIA: [&str; 19] = [
 /// The folder in which the wheels of NVIDIA install their libraries, beside the package of PyTorch.
 const WHEELS: &str = "nvidia";
 /// The folders of libraries that a Linux distribution, a container of NVIDIA or CUDA's installer use.
-const SYSTEM_FOLDERS: [&str; 4] = ["/usr/local/cuda/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib"];
+const SYSTEM_FOLDERS: [&str; 4] = ["/usr/local/cuda/lib64", LIBRARIES, "/usr/lib64", "/usr/lib"];
 
 /// Whether a soname is one of NVIDIA's libraries, apart from the driver, or a package's copy of one.
 fn is_nvidia(soname: &str) -> bool {

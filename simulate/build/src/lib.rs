@@ -4,6 +4,7 @@
 //! change here. A function that the cores do not define becomes a stub that returns 0. Neither a compiler nor a linker
 //! is needed.
 
+mod arch;
 mod core;
 mod imports;
 mod library;

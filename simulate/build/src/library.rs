@@ -10,6 +10,7 @@
 //! Symbols keep their numbers, because the core's relocations use them. The hash table is therefore `DT_HASH`, which
 //! needs no order of the symbols. A symbol that the library does not export is not in it.
 
+use crate::arch::LARGEST_PAGE;
 use crate::core::{Core, Entry, Header, SectionHeader, Segment, Symbol};
 use crate::imports::Library;
 use crate::stubs;
@@ -19,7 +20,6 @@ use object::pod::{bytes_of, bytes_of_slice, from_bytes_mut};
 use object::{LittleEndian as LE, U16, U32, U64};
 use std::collections::BTreeSet;
 
-const PAGE: u64 = 4096;
 /// The function of each core that the stubs jump to.
 const STUB: &str = "simcuda_stub";
 /// The program headers that are added.
@@ -218,7 +218,7 @@ impl Place {
     /// The first page after the end of the file and after an address, still empty. Its offset is its address, because
     /// programs look for the program headers at the offset that the ELF header in memory has.
     fn after(data: &mut Vec<u8>, address: u64) -> Self {
-        let at = address.max(data.len() as u64).next_multiple_of(PAGE);
+        let at = address.max(data.len() as u64).next_multiple_of(LARGEST_PAGE);
         data.resize(at as usize, 0);
         Place { offset: at, address: at, bytes: 0 }
     }
@@ -232,7 +232,7 @@ impl Place {
             p_paddr: U64::new(LE, self.address),
             p_filesz: U64::new(LE, self.bytes),
             p_memsz: U64::new(LE, self.bytes),
-            p_align: U64::new(LE, if kind == elf::PT_LOAD { PAGE } else { 8 }),
+            p_align: U64::new(LE, if kind == elf::PT_LOAD { LARGEST_PAGE } else { 8 }),
         }
     }
 }

@@ -6,6 +6,8 @@
 //! A stub passes a record to `simcuda_stub` of its library (`simulate/src/stub.rs` reads it) and keeps all argument
 //! registers: the number of outputs, for each its kind and argument, then the name and a NUL.
 
+use crate::arch::{self, STUB_BYTES};
+
 /// The output of a stub: the argument's number (from 0, floating-point arguments are not counted), and the type of the
 /// 0, or a new handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,30 +112,22 @@ pub(crate) struct Stub<'a> {
     pub(crate) size: u64,
 }
 
-/// The size of the code of a stub in bytes, with padding.
-const SIZE: usize = 16;
-
 /// The code of stubs and their records, for an address, and the stubs. `target` is the address of `simcuda_stub`.
 pub(crate) fn assemble<'a>(names: &[&'a str], address: u64, target: u64) -> (Vec<u8>, Vec<Stub<'a>>) {
     let mut code = Vec::new();
     let mut records = Vec::new();
     let mut stubs = Vec::new();
     for (number, name) in names.iter().enumerate() {
-        let start = number * SIZE;
-        let record = names.len() * SIZE + records.len();
-        // lea rax, [rip + record]
-        code.extend([0x48, 0x8d, 0x05]);
-        code.extend(((record - (start + 7)) as i32).to_le_bytes());
-        // jmp target
-        code.push(0xe9);
-        code.extend((target.wrapping_sub(address + start as u64 + 12) as i32).to_le_bytes());
-        code.resize(start + SIZE, 0xcc);
+        let start = number * STUB_BYTES;
+        let record = names.len() * STUB_BYTES + records.len();
+        let at = address + start as u64;
+        code.extend(arch::stub(at, address + record as u64, target));
         let outputs = outputs(name);
         records.push(outputs.len() as u8);
         records.extend(outputs.iter().flat_map(|output| output.encoded()));
         records.extend(name.as_bytes());
         records.push(0);
-        stubs.push(Stub { name, address: address + start as u64, size: SIZE as u64 });
+        stubs.push(Stub { name, address: address + start as u64, size: STUB_BYTES as u64 });
     }
     code.extend(records);
     (code, stubs)
@@ -156,9 +150,8 @@ mod tests {
     fn code_and_records() {
         let (code, stubs) = assemble(&["cublasSgemm_v2", "cusparseSpSV_createDescr"], 0x5000, 0x1000);
         assert_eq!(stubs.iter().map(|stub| stub.address).collect::<Vec<_>>(), [0x5000, 0x5010]);
-        assert_eq!(code[..3], [0x48, 0x8d, 0x05]);
-        assert_eq!(code[3..7], 25i32.to_le_bytes(), "from the end of lea to the first record");
-        assert_eq!(code[24..28], (0x1000 - 0x501c_i32).to_le_bytes());
+        assert_eq!(code[..16], arch::stub(0x5000, 0x5020, 0x1000));
+        assert_eq!(code[16..32], arch::stub(0x5010, 0x5030, 0x1000));
         assert_eq!(code[32..], *b"\0cublasSgemm_v2\0\x01\x02\0cusparseSpSV_createDescr\0");
     }
 }

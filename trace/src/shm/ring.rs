@@ -65,10 +65,7 @@ impl SharedSlot {
 #[inline(always)]
 fn prefetch_for_write(slot: &SharedSlot) {
     #[cfg(not(loom))]
-    // SAFETY: a prefetch is a hint that changes no memory. Processors without it execute it as a no-op.
-    unsafe {
-        core::arch::asm!("prefetchw [{}]", in(reg) slot, options(nostack, preserves_flags, readonly));
-    }
+    crate::arch::prefetch_for_write(slot);
     #[cfg(loom)]
     let _ = slot;
 }

@@ -134,7 +134,7 @@ fn write_file(folder: &Path, bytes: &[u8]) -> Option<String> {
         if file.write_all(bytes).is_err() {
             // Removes an incomplete file, for example on a full disk.
             // SAFETY: `path` is a C string and names the file that this function has created.
-            unsafe { libc::unlink(path.as_ptr()) };
+            unsafe { libc::unlinkat(libc::AT_FDCWD, path.as_ptr(), 0) };
             return None;
         }
         return Some(name);

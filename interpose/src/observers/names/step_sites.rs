@@ -22,7 +22,8 @@ impl StepSites {
         let site = site | 1;
         for slot in &self.sites {
             match slot.compare_exchange(0, site, Ordering::Relaxed, Ordering::Relaxed) {
-                Ok(_) => return self.has_new.store(true, Ordering::Relaxed),
+                // Release, with the Acquire below: whoever takes the flag sees the site.
+                Ok(_) => return self.has_new.store(true, Ordering::Release),
                 Err(known) if known == site => return,
                 Err(_) => {}
             }
@@ -32,6 +33,6 @@ impl StepSites {
     /// The number of sites, if there are new ones since the last call.
     pub(super) fn take_new(&self) -> Option<usize> {
         let count = || self.sites.iter().take_while(|site| site.load(Ordering::Relaxed) != 0).count();
-        self.has_new.swap(false, Ordering::Relaxed).then(count)
+        self.has_new.swap(false, Ordering::AcqRel).then(count)
     }
 }

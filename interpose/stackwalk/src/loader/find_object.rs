@@ -9,7 +9,7 @@ use super::symbols::c_library_symbol;
 /// A loaded object, as `_dl_find_object` returns it.
 #[derive(Clone, Copy)]
 pub struct FoundObject {
-    /// Where it starts in memory.
+    /// Where it starts in memory, or one of its segments if there are gaps between them.
     pub start: usize,
     /// The address of the loader's record.
     pub(super) link_map: usize,

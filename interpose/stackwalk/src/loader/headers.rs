@@ -52,17 +52,23 @@ impl LoadedObject {
 
     /// The address and the number of the program headers, from the file header.
     fn headers_in_file(&self, reading: &Reading) -> Option<(usize, usize)> {
-        let start = if find_object::is_available() {
-            containing(self.dynamic).filter(|found| found.link_map == self.link_map)?.start
-        } else {
-            self.likely_start(reading)?
+        let headers_at = |start: usize| {
+            let header = reading.read::<libc::Elf64_Ehdr>(start)?;
+            let is_header = header.e_ident.starts_with(b"\x7fELF")
+                && usize::from(header.e_phentsize) == size_of::<libc::Elf64_Phdr>()
+                && (header.e_phoff as usize) < MAX_HEADER_OFFSET
+                && header.e_phoff.is_multiple_of(8);
+            is_header.then_some((start + header.e_phoff as usize, usize::from(header.e_phnum)))
         };
-        let header = reading.read::<libc::Elf64_Ehdr>(start)?;
-        let is_header = header.e_ident.starts_with(b"\x7fELF")
-            && usize::from(header.e_phentsize) == size_of::<libc::Elf64_Phdr>()
-            && (header.e_phoff as usize) < MAX_HEADER_OFFSET
-            && header.e_phoff.is_multiple_of(8);
-        is_header.then_some((start + header.e_phoff as usize, usize::from(header.e_phnum)))
+        if find_object::is_available() {
+            let found = containing(self.dynamic).filter(|found| found.link_map == self.link_map)?;
+            if let Some(headers) = headers_at(found.start) {
+                return Some(headers);
+            }
+            // With gaps between its segments, each segment of an object is found by itself: the loader's own, whose
+            // segments are aligned to 64 KiB on AArch64.
+        }
+        headers_at(self.likely_start(reading)?)
     }
 
     /// Where the object starts in memory, without [`containing`].

@@ -2,6 +2,7 @@
 //!
 //! - [`r_debug`]: where the loader publishes its list of objects.
 //! - [`unloads`]: detects when an object is being unloaded.
+//! - [`visibility`]: makes what another thread has appended to the list visible to this one.
 //! - [`reading`]: the right to read, and reads that cannot fault.
 //! - [`objects`]: the list of loaded objects; [`headers`]: their program headers.
 //! - [`symbols`]: looks up symbols by the rules of `dlsym`.
@@ -20,8 +21,8 @@
 //!
 //! # What may change meanwhile
 //!
-//! Another thread may load an object: the loader appends it to the list, after it has filled in the record. x86-64
-//! keeps the order of stores, so a reader sees the complete record. Another thread may unload an object: [`reading`]
+//! Another thread may load an object: the loader appends it to the list, after it has filled in the record.
+//! [`visibility`] explains why a reader sees the complete record. Another thread may unload an object: [`reading`]
 //! and [`unloads`] explain why a reader does not fault. musl unloads nothing.
 
 mod find_object;
@@ -34,6 +35,7 @@ mod symbols;
 #[cfg(test)]
 mod symbols_tests;
 mod unloads;
+mod visibility;
 
 pub use find_object::FoundObject;
 pub use headers::ListEnd;
@@ -46,3 +48,4 @@ pub use symbols::{
 };
 pub(crate) use unloads::count as unload_count;
 pub use unloads::{begin as unloading, end as unloaded};
+pub use visibility::{barrier_in_all_threads, permit_barriers};

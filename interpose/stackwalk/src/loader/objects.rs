@@ -10,6 +10,7 @@ use std::ffi::CStr;
 
 use super::r_debug::{DynamicEntry, r_debug};
 use super::reading::Reading;
+use super::visibility::make_visible;
 
 /// A loaded object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,10 +34,13 @@ impl Reading {
     /// All loaded objects of the main namespace, in the loader's order.
     pub fn objects(&self) -> impl Iterator<Item = LoadedObject> {
         let mut next = r_debug().map_or(0, |loader| loader.first());
+        let mut index = 0;
         std::iter::from_fn(move || {
             if next == 0 {
                 return None;
             }
+            make_visible(index);
+            index += 1;
             let object;
             (object, next) = self.object_and_next(next)?;
             Some(object)
@@ -44,7 +48,8 @@ impl Reading {
         .take(MAX_OBJECTS)
     }
 
-    /// The object with the loader's record at this address.
+    /// The object with the loader's record at this address, which `_dl_find_object` has found. The C library publishes
+    /// its results to all threads.
     pub(super) fn object_of_link_map(&self, link_map: usize) -> Option<LoadedObject> {
         self.object_and_next(link_map).map(|(object, _)| object)
     }

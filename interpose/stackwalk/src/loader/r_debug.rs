@@ -7,6 +7,8 @@ use std::ffi::c_int;
 use std::ptr::with_exposed_provenance;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
+use super::super::arch;
+
 /// `struct r_debug`. Newer versions have more fields at the end.
 #[repr(C)]
 pub(super) struct RDebug {
@@ -42,7 +44,7 @@ pub(super) fn r_debug() -> Option<&'static RDebug> {
     static R_DEBUG: AtomicUsize = AtomicUsize::new(0);
     let mut address = R_DEBUG.load(Ordering::Relaxed);
     if address == 0 {
-        address = debug_entry().filter(|address| *address != 0).unwrap_or_else(symbol);
+        address = debug_entry().filter(|address| *address != 0).unwrap_or_else(arch::r_debug_symbol);
         R_DEBUG.store(address, Ordering::Relaxed);
     }
     // SAFETY: the address is 0 or that of the loader's `_r_debug`, which lives as long as the process. The fields that
@@ -84,20 +86,4 @@ fn debug_entry() -> Option<usize> {
             _ => entry = unsafe { entry.add(1) },
         }
     }
-}
-
-/// The address of the loader's `_r_debug`, 0 if it exports none. The loader has resolved this weak reference before any
-/// code of this object ran.
-fn symbol() -> usize {
-    let address: usize;
-    // SAFETY: reads one word of the global offset table.
-    unsafe {
-        std::arch::asm!(
-            ".weak _r_debug",
-            "mov {}, qword ptr [rip + _r_debug@GOTPCREL]",
-            out(reg) address,
-            options(pure, readonly, nostack, preserves_flags),
-        );
-    }
-    address
 }

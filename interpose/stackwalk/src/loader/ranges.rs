@@ -5,8 +5,9 @@
 //! of callers are cached. An unload makes all cached ranges invalid.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 
+use super::super::pages::page_size;
 use super::find_object::{self, FoundObject};
 use super::reading::Reading;
 use super::unloads;
@@ -69,9 +70,9 @@ fn search(address: usize) -> Option<FoundObject> {
 
 /// The pages from the first to the last segment.
 fn mapped_range(headers: &[libc::Elf64_Phdr], bias: usize) -> Range<usize> {
-    const PAGE: usize = 4096;
+    let page = page_size();
     let segments = || headers.iter().filter(|header| header.p_type == libc::PT_LOAD);
-    let start = segments().map(|segment| segment.p_vaddr as usize).min().unwrap_or(0) & !(PAGE - 1);
+    let start = segments().map(|segment| segment.p_vaddr as usize).min().unwrap_or(0) & !(page - 1);
     let end = segments().map(|segment| (segment.p_vaddr as usize).saturating_add(segment.p_memsz as usize)).max();
     bias.wrapping_add(start)..bias.wrapping_add(end.unwrap_or(0))
 }
@@ -96,6 +97,9 @@ fn remember(found: &FoundObject, end: usize, version: u64) {
         if seen >= version || slot.version.compare_exchange(seen, BUSY, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             continue;
         }
+        // A reader that sees one of the stores below also sees `BUSY` or a later version in its second load: this fence
+        // synchronizes with its Acquire loads of the fields. Without it, a field may become visible before `BUSY`.
+        fence(Ordering::Release);
         slot.start.store(found.start, Ordering::Relaxed);
         slot.end.store(end, Ordering::Relaxed);
         slot.link_map.store(found.link_map, Ordering::Relaxed);

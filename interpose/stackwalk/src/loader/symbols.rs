@@ -15,6 +15,7 @@ use std::ffi::CStr;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::super::arch;
 use super::objects::LoadedObject;
 use super::reading::Reading;
 
@@ -70,15 +71,9 @@ impl Definition {
         if !self.is_indirect {
             return self.address;
         }
-        // SAFETY: the address of an `STT_GNU_IFUNC` symbol is that of a function without arguments that returns the
-        // implementation's address (x86-64 psABI). It may be called once the object is relocated, which is so for every
-        // object that a program can look up.
-        unsafe {
-            let resolver = std::mem::transmute::<*mut (), extern "C" fn() -> usize>(
-                std::ptr::with_exposed_provenance_mut(self.address),
-            );
-            resolver()
-        }
+        // SAFETY: the address of an `STT_GNU_IFUNC` symbol is that of a resolver. It may be called once the object is
+        // relocated, which is so for every object that a program can look up.
+        unsafe { arch::resolve_indirect(self.address) }
     }
 }
 
@@ -323,7 +318,6 @@ impl LoadedObject {
     pub fn for_each_called(&self, reading: &Reading, mut visit: impl FnMut(usize, &[u8])) {
         const DT_PLTRELSZ: i64 = 2;
         const DT_JMPREL: i64 = 23;
-        const R_X86_64_JUMP_SLOT: u32 = 7;
         let Some(tables) = Tables::of(reading, self) else { return };
         let (mut table, mut size) = (0, 0);
         self.for_each_dynamic(reading, |tag, value, address| match tag {
@@ -337,7 +331,7 @@ impl LoadedObject {
         for index in 0..size / size_of::<libc::Elf64_Rela>() {
             let Some(entry) = reading.relocation(table, index) else { return };
             let Some(symbol) = tables.symbol(reading, (entry.r_info >> 32) as usize) else { return };
-            if entry.r_info as u32 == R_X86_64_JUMP_SLOT && (symbol.st_name as usize) < tables.strings_size {
+            if entry.r_info as u32 == arch::R_JUMP_SLOT && (symbol.st_name as usize) < tables.strings_size {
                 let slot = self.bias.wrapping_add(entry.r_offset as usize);
                 reading.with_c_string(tables.strings + symbol.st_name as usize, |name| visit(slot, name.to_bytes()));
             }
@@ -432,17 +426,7 @@ pub fn set_loaded_late() {
 
 /// The address of the dynamic section of the object that contains this code. It identifies the object.
 pub fn our_dynamic_section() -> usize {
-    let address: usize;
-    // SAFETY: computes the address of a symbol that the linker defines in every dynamically linked object.
-    unsafe {
-        std::arch::asm!(
-            ".hidden _DYNAMIC",
-            "lea {}, [rip + _DYNAMIC]",
-            out(reg) address,
-            options(pure, nomem, nostack, preserves_flags),
-        );
-    }
-    address
+    arch::dynamic_section()
 }
 
 /// The symbol that `dlsym` finds in a library: that of the library itself, otherwise of its dependencies, breadth

@@ -18,16 +18,18 @@
 
 use gimli::{
     BaseAddresses, CfaRule, EhFrame, EhFrameHdr, Encoding, EndianSlice, Expression, Format, LittleEndian, Operation,
-    RegisterRule, UnwindContext, UnwindContextStorage, UnwindSection, UnwindTableRow, X86_64,
+    RegisterRule, UnwindContext, UnwindContextStorage, UnwindSection, UnwindTableRow,
 };
 
+use super::super::arch;
 use super::elf_objects::ElfObject;
 use super::rule::{Base, BaseOffset, FrameRule, UnwindRule};
 
 type Bytes<'a> = EndianSlice<'a, LittleEndian>;
 
 /// Storage for one row on the stack. x86-64 has 17 registers that programs save, and 16 vector registers that code for
-/// other systems' calling conventions saves.
+/// other systems' calling conventions saves. AArch64 has 12 and 8, or 16 for vector functions, and the state of
+/// signatures.
 struct OnStack;
 
 impl UnwindContextStorage<usize> for OnStack {
@@ -44,25 +46,33 @@ const ENCODING: Encoding = Encoding { address_size: 8, format: Format::Dwarf32, 
 pub(super) fn rule(object: &ElfObject<'_>, lookup: usize, ip: usize) -> UnwindRule {
     let follows_call = object.code(lookup).is_some_and(|code| {
         let start = code.as_ptr().addr();
-        ends_with_call(code.get(..ip.wrapping_sub(start)).unwrap_or_default())
+        arch::ends_with_call(code.get(..ip.wrapping_sub(start)).unwrap_or_default())
     });
+    if let Some(rule) = signal_rule(object, ip) {
+        return rule;
+    }
     let mut context = UnwindContext::<usize, OnStack>::new_in();
     with_row(object, lookup, &mut context, |section, row, signal| translate(section, row, signal, follows_call, ip))
         .unwrap_or(UnwindRule::Guess { is_in_object: true, follows_call })
 }
 
-/// Whether the last instruction of `code` may be a call, based on the encodings at the end.
-fn ends_with_call(code: &[u8]) -> bool {
-    let from_end = |distance: usize| code.len().checked_sub(distance).and_then(|at| code.get(at..)).unwrap_or_default();
-    // `call rel32`.
-    if from_end(5).first() == Some(&0xe8) {
-        return true;
+/// The rule for the frame that the kernel created for a signal handler, if the frame continues in the code that returns
+/// from one, and the architecture has a layout for that.
+fn signal_rule(object: &ElfObject<'_>, ip: usize) -> Option<UnwindRule> {
+    let saved = arch::SAVED_BY_SIGNAL?;
+    let code = object.code(ip)?;
+    if !arch::is_signal_return(code.get(ip.checked_sub(code.as_ptr().addr())?..)?) {
+        return None;
     }
-    // A call through a register or memory: FF /2, 2 to 7 bytes long, a REX prefix included.
-    (2..=7).any(|length| match from_end(length) {
-        [0xff, modrm, ..] => modrm >> 3 & 7 == 2,
-        _ => false,
-    })
+    let at = |offset| BaseOffset { base: Base::Sp, offset };
+    Some(UnwindRule::Frame(FrameRule {
+        cfa: at(saved.sp),
+        indirect: true,
+        return_address: at(saved.ip),
+        bp: Some(at(saved.bp)),
+        signal: true,
+        follows_call: false,
+    }))
 }
 
 /// A function, or one part of a split function.
@@ -71,7 +81,7 @@ pub(super) struct CodeRange {
     pub(super) start: usize,
     /// The address after its last byte.
     pub(super) end: usize,
-    /// Whether it starts like a function, with only the return address on the stack.
+    /// Whether it starts like a function, with at most the return address on the stack.
     pub(super) is_function_start: bool,
 }
 
@@ -81,7 +91,7 @@ pub(super) fn code_range(object: &ElfObject<'_>, lookup: usize) -> Option<CodeRa
     let (section, bases, fde) = entry(object, lookup)?;
     let (start, end) = (fde.initial_address(), fde.end_address());
     let row = fde.unwind_info_for_address(&section, &bases, &mut context, start).ok()?;
-    let at_function_start = CfaRule::RegisterAndOffset { register: X86_64::RSP, offset: 8 };
+    let at_function_start = CfaRule::RegisterAndOffset { register: arch::SP, offset: arch::CFA_AT_START };
     Some(CodeRange { start: start as usize, end: end as usize, is_function_start: *row.cfa() == at_function_start })
 }
 
@@ -97,6 +107,7 @@ fn entry<'a>(object: &ElfObject<'a>, lookup: usize) -> Option<Entry<'a>> {
     // The header does not state the section's end, but the section's contents do.
     let mut section = EhFrame::new(object.from(section_at as usize)?, LittleEndian);
     section.set_address_size(8);
+    section.set_vendor(arch::VENDOR);
     let at = hdr.table()?.lookup(lookup as u64, &bases).ok()?.direct().ok()?;
     let offset = usize::try_from(at.checked_sub(section_at)?).ok()?;
     let fde = section.fde_from_offset(&bases, offset.into(), EhFrame::cie_from_offset).ok()?;
@@ -141,23 +152,30 @@ fn translate(
             },
             _ => None,
         };
-        let return_address = stored(row.register(X86_64::RA)?)?;
-        let bp = match row.register(X86_64::RBP) {
+        let return_address = match row.register(arch::RA) {
+            None | Some(RegisterRule::SameValue) if arch::HAS_LINK_REGISTER => {
+                BaseOffset { base: Base::Link, offset: 0 }
+            }
+            rule => stored(rule?)?,
+        };
+        let bp = match row.register(arch::BP) {
             None | Some(RegisterRule::Undefined | RegisterRule::SameValue) => None,
             Some(rule) => Some(stored(rule)?),
         };
         Some(FrameRule { cfa, indirect, return_address, bp, signal, follows_call })
     };
-    match row.register(X86_64::RA) {
-        None | Some(RegisterRule::Undefined) => UnwindRule::Outermost,
-        Some(_) => frame().map_or(UnwindRule::Unsupported, UnwindRule::Frame),
+    match row.register(arch::RA) {
+        Some(RegisterRule::Undefined) => UnwindRule::Outermost,
+        // Without a rule, the return address is where a call has put it.
+        None if !arch::HAS_LINK_REGISTER => UnwindRule::Outermost,
+        _ => frame().map_or(UnwindRule::Unsupported, UnwindRule::Frame),
     }
 }
 
 fn base_of(register: gimli::Register) -> Option<Base> {
     match register {
-        X86_64::RSP => Some(Base::Sp),
-        X86_64::RBP => Some(Base::Bp),
+        arch::SP => Some(Base::Sp),
+        arch::BP => Some(Base::Bp),
         _ => None,
     }
 }
@@ -187,7 +205,7 @@ fn evaluate(expression: Expression<Bytes<'_>>, ip: usize) -> Option<Value> {
             stack.get(depth).copied()
         };
         let value = match operation {
-            Operation::RegisterOffset { register: X86_64::RA, offset, .. } => {
+            Operation::RegisterOffset { register, offset, .. } if arch::is_instruction_pointer(register) => {
                 Value::Number((ip as i64).wrapping_add(offset))
             }
             Operation::RegisterOffset { register, offset, .. } => {
@@ -246,33 +264,20 @@ mod tests {
     #[test]
     fn expressions_of_compilers_are_evaluated() {
         let address = |base, offset| BaseOffset { base, offset };
-        // DW_OP_breg6 -40; DW_OP_deref: a realigned stack.
-        assert_eq!(evaluated(&[0x76, 0x58, 0x06], 0), Some((address(Base::Bp, -40), true)));
-        // DW_OP_breg7 160; DW_OP_deref: a signal frame.
-        assert_eq!(evaluated(&[0x77, 0xa0, 0x01, 0x06], 0), Some((address(Base::Sp, 160), true)));
-        // DW_OP_breg7 8; DW_OP_breg16 0; lit15; and; lit11; ge; lit3; shl; plus: the procedure linkage table.
-        let plt = [0x77, 8, 0x80, 0, 0x3f, 0x1a, 0x3b, 0x2a, 0x33, 0x24, 0x22];
-        assert_eq!(evaluated(&plt, 0x1000), Some((address(Base::Sp, 8), false)));
-        assert_eq!(evaluated(&plt, 0x100b), Some((address(Base::Sp, 16), false)));
-        for invalid in [&[][..], &[0x06], &[0x22], &[0x76], &[0x70, 0], &[0x12], &[0x31; 20], &[0xff, 0xff]] {
+        // DW_OP_bregN of the frame pointer and the stack pointer.
+        let [bp, sp] = [arch::BP, arch::SP].map(|register| 0x70 + register.0 as u8);
+        // bp -40; DW_OP_deref: a realigned stack.
+        assert_eq!(evaluated(&[bp, 0x58, 0x06], 0), Some((address(Base::Bp, -40), true)));
+        // sp 160; DW_OP_deref: a signal frame.
+        assert_eq!(evaluated(&[sp, 0xa0, 0x01, 0x06], 0), Some((address(Base::Sp, 160), true)));
+        // sp 8; DW_OP_breg16 0; lit15; and; lit11; ge; lit3; shl; plus: the procedure linkage table of x86-64.
+        let plt = [sp, 8, 0x80, 0, 0x3f, 0x1a, 0x3b, 0x2a, 0x33, 0x24, 0x22];
+        let at = |offset| arch::is_instruction_pointer(gimli::Register(16)).then(|| (address(Base::Sp, offset), false));
+        assert_eq!((evaluated(&plt, 0x1000), evaluated(&plt, 0x100b)), (at(8), at(16)));
+        // sp 16; DW_OP_bregx 46 0; plus: a frame with vectors of a size that only the processor knows (SVE).
+        assert_eq!(evaluated(&[sp, 16, 0x92, 46, 0, 0x22], 0), None);
+        for invalid in [&[][..], &[0x06], &[0x22], &[bp], &[0x70, 0], &[0x12], &[0x31; 20], &[0xff, 0xff]] {
             assert_eq!(evaluated(invalid, 0), None, "{invalid:02x?}");
-        }
-    }
-
-    #[test]
-    fn call_instructions_are_recognized() {
-        for call in [
-            &[0xe8, 1, 2, 3, 4][..],
-            &[0xff, 0xd0],
-            &[0x41, 0xff, 0xd3],
-            &[0xff, 0x50, 0x18],
-            &[0xff, 0x15, 1, 2, 3, 4],
-            &[0x41, 0xff, 0x94, 0x24, 1, 2, 3, 4],
-        ] {
-            assert!(ends_with_call(call), "{call:02x?}");
-        }
-        for other in [&[][..], &[0x90], &[0xff], &[0xff, 0xe0], &[0x48, 0x89, 0xe5], &[0xe8, 0, 0]] {
-            assert!(!ends_with_call(other), "{other:02x?}");
         }
     }
 }

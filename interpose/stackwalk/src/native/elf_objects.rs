@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::ptr::with_exposed_provenance;
 
 use super::super::loader::Reading;
+use super::super::pages::page_size;
 
 /// A loaded object, during one query.
 pub(crate) struct ElfObject<'a> {
@@ -31,8 +32,8 @@ impl<'a> ElfObject<'a> {
 
     /// Where it starts in memory, rounded down to a page.
     pub(crate) fn start(&self) -> usize {
-        const PAGE: usize = 4096;
-        self.segments(libc::PT_LOAD).next().map_or(0, |first| self.address(first).start & !(PAGE - 1))
+        let page = page_size();
+        self.segments(libc::PT_LOAD).next().map_or(0, |first| self.address(first).start & !(page - 1))
     }
 
     fn segments(&self, kind: u32) -> impl Iterator<Item = &'a libc::Elf64_Phdr> + use<'a> {

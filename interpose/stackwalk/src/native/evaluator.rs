@@ -4,6 +4,7 @@
 //! without symbols. Compilers move rarely executed code into a separate part (`.cold`). That part has its own entry in
 //! the unwinding information and does not start like a function. The function jumps into it.
 
+use super::super::arch;
 use super::cfi;
 use super::elf_objects::{ElfObject, with_code_at};
 
@@ -47,22 +48,16 @@ impl Evaluator {
         let Some(code) = object.code(function) else { return };
         let Some(first) = whole.start.checked_sub(code.as_ptr().addr()) else { return };
         let Some(body) = code.get(first..first + (whole.end - whole.start).min(MAX_FUNCTION_BYTES)) else { return };
-        for (at, bytes) in body.windows(6).enumerate() {
-            // `jcc rel32` and `jmp rel32`. Bytes inside other instructions may look the same, so the unwinding
-            // information of the destination must confirm that it is a part.
-            let (rel, length) = match bytes {
-                [0x0f, 0x80..=0x8f, a, b, c, d] => ([*a, *b, *c, *d], 6),
-                [0xe9, a, b, c, d, _] => ([*a, *b, *c, *d], 5),
-                _ => continue,
-            };
-            let target = (whole.start + at + length).wrapping_add_signed(i32::from_le_bytes(rel) as isize);
+        arch::for_each_jump(body, whole.start, |target| {
+            // Bytes that only look like a jump: the unwinding information of the destination must confirm that it is a
+            // part.
             if self.contains(target) || object.code(target).is_none() {
-                continue;
+                return;
             }
             if let Some(part) = cfi::code_range(object, target).filter(|part| !part.is_function_start) {
                 self.add(part.start, part.end);
             }
-        }
+        });
     }
 
     fn add(&mut self, start: usize, end: usize) {

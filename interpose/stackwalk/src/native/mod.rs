@@ -41,6 +41,7 @@ use memtrace_trace::ids::StackId;
 
 use elf_objects::{with_code_at, with_start};
 
+use super::arch;
 use super::definition::{DefinitionSink, LoadedObject, Loss};
 use super::intern::Interner;
 use super::key_cache::{FrameKey, FrameMeaning};
@@ -83,19 +84,7 @@ struct Slot {
 /// The registers of the function into which this one is inlined.
 #[inline(always)]
 fn registers() -> FrameRegisters {
-    let (ip, sp, bp): (usize, usize, usize);
-    // SAFETY: only reads three registers.
-    unsafe {
-        std::arch::asm!(
-            "lea {ip}, [rip]",
-            "mov {sp}, rsp",
-            "mov {bp}, rbp",
-            ip = out(reg) ip,
-            sp = out(reg) sp,
-            bp = out(reg) bp,
-            options(nomem, nostack, preserves_flags),
-        );
-    }
+    let arch::StackRegisters { ip, sp, bp } = arch::registers();
     FrameRegisters { ip, sp, bp, exact: true }
 }
 

@@ -1,9 +1,11 @@
 //! How to unwind one frame: where the caller's registers are, for one code address.
 //!
-//! Three registers are tracked: the instruction pointer, the stack pointer and `rbp`. Compilers describe frames by the
-//! stack pointer or `rbp` wherever a call is possible. If unwinding information needs anything else, there is no rule.
-//! The walk then ends there, which is counted.
+//! Three registers are tracked: the instruction pointer, the stack pointer and the frame pointer (`bp`: `rbp`, `x29`).
+//! Compilers describe frames by the stack pointer or the frame pointer wherever a call is possible. A link register
+//! matters only where a signal has interrupted a function that has not saved it. If unwinding information needs
+//! anything else, there is no rule. The walk then ends there, which is counted.
 
+use super::super::arch;
 use super::memory::StackMemory;
 
 /// The tracked registers of a frame.
@@ -35,6 +37,8 @@ pub(super) enum Base {
     Cfa,
     Sp,
     Bp,
+    /// The word in which a signal frame has saved the link register of the frame.
+    Link,
 }
 
 /// An address: a register plus an offset in bytes.
@@ -69,7 +73,7 @@ pub(super) struct FrameRule {
     pub(super) cfa: BaseOffset,
     pub(super) indirect: bool,
     pub(super) return_address: BaseOffset,
-    /// Where the caller's `rbp` is saved. `None` if `rbp` is unchanged.
+    /// Where the caller's frame pointer is saved. `None` if it is unchanged.
     pub(super) bp: Option<BaseOffset>,
     /// Whether the kernel created the frame for a signal handler.
     pub(super) signal: bool,
@@ -84,7 +88,7 @@ pub(super) struct ReadAddresses {
     pub(super) ip: usize,
     pub(super) bp: usize,
     pub(super) sp: usize,
-    /// Whether an address was computed from `rbp`.
+    /// Whether an address was computed from the frame pointer.
     pub(super) uses_bp: bool,
 }
 
@@ -101,13 +105,20 @@ pub(super) enum UnwindStep {
 
 /// Whether no code can have this address.
 fn is_impossible(ip: usize) -> bool {
-    !(4096..1 << 47).contains(&ip)
+    !arch::USER_ADDRESSES.contains(&ip)
 }
 
 impl FrameRule {
-    /// Unwinds one frame and returns the caller's state.
+    /// Whether the return address is still in the link register.
     #[inline]
-    pub(super) fn unwind(&self, state: FrameRegisters, memory: &mut StackMemory) -> UnwindStep {
+    fn is_in_link_register(&self) -> bool {
+        arch::HAS_LINK_REGISTER && self.return_address.base == Base::Link
+    }
+
+    /// Unwinds one frame and returns the caller's state. `link` is the address of the word in which a signal frame has
+    /// saved the frame's link register, 0 if there is none.
+    #[inline]
+    pub(super) fn unwind(&self, state: FrameRegisters, link: usize, memory: &mut StackMemory) -> UnwindStep {
         let uses_bp =
             [Some(self.cfa), Some(self.return_address), self.bp].into_iter().flatten().any(|p| p.base == Base::Bp);
         let mut reads = ReadAddresses { uses_bp, ..ReadAddresses::default() };
@@ -116,6 +127,7 @@ impl FrameRule {
                 Base::Cfa => cfa,
                 Base::Sp => state.sp,
                 Base::Bp => state.bp,
+                Base::Link => link,
             };
             base.wrapping_add_signed(address.offset as isize)
         };
@@ -126,11 +138,15 @@ impl FrameRule {
             cfa = value;
         }
         // A stack grows downwards, so callers have higher addresses. A signal may have switched stacks.
-        if !cfa.is_multiple_of(8) || (cfa <= state.sp && !self.signal) {
+        let is_above = cfa > state.sp || (self.is_in_link_register() && link != 0 && cfa == state.sp);
+        if !cfa.is_multiple_of(8) || !(is_above || self.signal) {
+            return UnwindStep::Lost;
+        }
+        if self.is_in_link_register() && link == 0 {
             return UnwindStep::Lost;
         }
         reads.ip = at(self.return_address, cfa);
-        let Some(ip) = memory.read(reads.ip) else { return UnwindStep::Lost };
+        let Some(ip) = memory.read(reads.ip).map(arch::without_signature) else { return UnwindStep::Lost };
         if ip == 0 {
             return UnwindStep::End;
         }
@@ -147,7 +163,8 @@ impl FrameRule {
     }
 }
 
-/// Unwinds a frame by its frame pointer, if `rbp` can be one. The caller must verify the result.
+/// Unwinds a frame by its frame pointer, if `bp` can be one. The caller must verify the result. Its stack pointer is
+/// only a lower bound where the frame pointer does not give it ([`arch::FRAME_POINTER_GIVES_SP`]).
 pub(super) fn unwind_by_frame_pointer(state: FrameRegisters, memory: &mut StackMemory) -> UnwindStep {
     let frame = FrameRule {
         cfa: BaseOffset { base: Base::Bp, offset: 16 },
@@ -158,7 +175,7 @@ pub(super) fn unwind_by_frame_pointer(state: FrameRegisters, memory: &mut StackM
         follows_call: false,
     };
     let is_possible = state.bp.is_multiple_of(8) && state.bp >= state.sp && memory.is_own(state.bp);
-    if is_possible { frame.unwind(state, memory) } else { UnwindStep::Lost }
+    if is_possible { frame.unwind(state, 0, memory) } else { UnwindStep::Lost }
 }
 
 const KIND_FRAME: u64 = 1;
@@ -172,6 +189,7 @@ fn pack_offset(address: BaseOffset) -> u64 {
             Base::Cfa => 0,
             Base::Sp => 1,
             Base::Bp => 2,
+            Base::Link => 3,
         }
 }
 
@@ -179,6 +197,7 @@ fn unpack_offset(word: u64) -> BaseOffset {
     let base = match word & 3 {
         0 => Base::Cfa,
         1 => Base::Sp,
+        3 if arch::HAS_LINK_REGISTER => Base::Link,
         _ => Base::Bp,
     };
     BaseOffset { base, offset: ((word >> 2) as u32).cast_signed() }
@@ -229,7 +248,10 @@ impl UnwindRule {
     /// Whether a frame may continue at this address after a call. For results of frame pointers only.
     pub(super) fn is_plausible_caller(&self) -> bool {
         match self {
-            UnwindRule::Frame(frame) => frame.follows_call,
+            // The frame's stack pointer may be unknown.
+            UnwindRule::Frame(frame) => {
+                frame.follows_call && (arch::FRAME_POINTER_GIVES_SP || frame.cfa.base == Base::Bp)
+            }
             UnwindRule::Guess { is_in_object, follows_call } => *follows_call || !*is_in_object,
             UnwindRule::Outermost => true,
             UnwindRule::Unsupported => false,
@@ -286,17 +308,17 @@ mod tests {
         let saved = frame(address(Base::Sp, 16), Some(address(Base::Cfa, -16)));
         let reads = ReadAddresses { ip: base + 8, bp: base, sp: 0, uses_bp: false };
         let caller = FrameRegisters { ip: 0x40_1000, sp: base + 16, bp: 0x7777, exact: false };
-        assert_eq!(saved.unwind(state, &mut memory), UnwindStep::Caller(caller, reads));
+        assert_eq!(saved.unwind(state, 0, &mut memory), UnwindStep::Caller(caller, reads));
         let realigned = FrameRule { indirect: true, ..frame(address(Base::Bp, 16), None) };
         let caller = FrameRegisters { ip: 0x40_2000, sp: base + 32, bp: base, exact: false };
         assert_eq!(
-            realigned.unwind(state, &mut memory),
+            realigned.unwind(state, 0, &mut memory),
             UnwindStep::Caller(caller, ReadAddresses { ip: base + 24, bp: 0, sp: base + 16, uses_bp: true })
         );
         // A return address of 0 ends the stack. A frame must not be below its callee or misaligned.
-        assert_eq!(frame(address(Base::Sp, 40), None).unwind(state, &mut memory), UnwindStep::End);
-        assert_eq!(frame(address(Base::Sp, 0), None).unwind(state, &mut memory), UnwindStep::Lost);
-        assert_eq!(frame(address(Base::Sp, 12), None).unwind(state, &mut memory), UnwindStep::Lost);
+        assert_eq!(frame(address(Base::Sp, 40), None).unwind(state, 0, &mut memory), UnwindStep::End);
+        assert_eq!(frame(address(Base::Sp, 0), None).unwind(state, 0, &mut memory), UnwindStep::Lost);
+        assert_eq!(frame(address(Base::Sp, 12), None).unwind(state, 0, &mut memory), UnwindStep::Lost);
         assert_eq!(unwind_by_frame_pointer(FrameRegisters { bp: base - 8, ..state }, &mut memory), UnwindStep::Lost);
         assert_eq!(unwind_by_frame_pointer(FrameRegisters { bp: 3, ..state }, &mut memory), UnwindStep::Lost);
     }

@@ -12,6 +12,7 @@ use std::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
+use super::super::arch;
 use super::super::digest::fold;
 use super::super::pages;
 use super::memory::has_room;
@@ -32,9 +33,14 @@ struct Slot {
 
 static CACHE: AtomicPtr<Set> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Addresses have 47 bits. The other bits hold the number of unloads, truncated.
+/// How many bits the address of an instruction has, without those that are 0.
+const CODE_BITS: u32 = arch::USER_ADDRESS_BITS - arch::CODE_ALIGNMENT_BITS;
+
+/// The other bits than those of the address hold the number of unloads, truncated.
 fn key(state: &FrameRegisters, unloads: u32) -> u64 {
-    state.ip as u64 ^ u64::from(state.exact) << 47 ^ u64::from(unloads) << 48
+    state.ip as u64 >> arch::CODE_ALIGNMENT_BITS
+        ^ u64::from(state.exact) << CODE_BITS
+        ^ u64::from(unloads) << (CODE_BITS + 1)
 }
 
 fn set(state: &FrameRegisters) -> Option<&'static Set> {
@@ -117,7 +123,7 @@ mod tests {
     #[test]
     fn rules_are_cached_until_an_object_is_unloaded() {
         // No object contains these addresses, so an uncached rule is a guess.
-        let state = |n: usize| FrameRegisters { ip: 0x1000_0000 + n * 5, sp: n, bp: n, exact: false };
+        let state = |n: usize| FrameRegisters { ip: 0x1000_0000 + n * 4, sp: n, bp: n, exact: false };
         let rule = |n: i32| {
             UnwindRule::Frame(FrameRule {
                 cfa: BaseOffset { base: Base::Sp, offset: n },

@@ -3,9 +3,10 @@
 //! # Why it is correct
 //!
 //! Unwinding is a function of three inputs. They are a frame's [`FrameRegisters`] (instruction pointer, stack pointer,
-//! `rbp`), the rule for its instruction pointer, and the words that the rule reads. These alone determine the caller's
-//! state. The thread keeps the states of its last walk; index 0 is the outermost. With each state it keeps the
-//! addresses of the words that were read to unwind it. The values of these words are in the caller's cached state.
+//! frame pointer, called `bp` here), the rule for its instruction pointer, and the words that the rule reads. These
+//! alone determine the caller's state. The thread keeps the states of its last walk; index 0 is the outermost. With
+//! each state it keeps the addresses of the words that were read to unwind it. The values of these words are in the
+//! caller's cached state.
 //!
 //! A capture unwinds from the present registers. Once a frame's state *equals* a cached one, its callers need not be
 //! unwound. Instead, the cached words are compared with their present values. If all are equal, all states down to the
@@ -16,13 +17,15 @@
 //! - *Same rule*: a rule is a function of the address as long as the object with that address is loaded. After an
 //!   unload ([`unloads`]) the whole cache is dropped. The end of a walk (the outermost frame, or a guess that failed)
 //!   is not cached but determined again each time.
-//! - *`rbp` matters only where it is used*: most code keeps a value of its own in it, which changes each time. A
-//!   frame's `rbp` matters if its rule computes an address from it, or if it passes it unchanged to a caller where it
+//! - *`bp` matters only where it is used*: most code keeps a value of its own in it, which changes each time. A
+//!   frame's `bp` matters if its rule computes an address from it, or if it passes it unchanged to a caller where it
 //!   matters. Otherwise it is not compared. It is still kept up to date, because another caller may make it matter.
 //! - *Words are read where unwinding would read them*: between the present stack pointer and the end of the thread's
 //!   own stack. The addresses were inside these bounds when they were cached. They are at or above the stack pointer of
 //!   their frame, which the present walk has just reached. The bounds' end is compared. Frames on other stacks (a
 //!   signal's, a coroutine's) are not cached.
+//! - *The link register of an interrupted frame* is read from the signal's frame below it, which is not above its stack
+//!   pointer. So such a frame is not cached.
 //! - *Stack pointers select the cached state to compare with*, because they grow towards the outermost frame. A wrong
 //!   selection costs time. Only equality leads to a conclusion.
 //!
@@ -33,6 +36,7 @@
 
 use memtrace_trace::ids::StackId;
 
+use super::super::arch;
 use super::super::key_cache::FrameMeaning;
 use super::super::loader::unload_count;
 use super::array::{Array, Zeroed};
@@ -56,7 +60,7 @@ pub(super) struct Entry {
     pub(super) stack: StackId,
     /// The offsets that were read to unwind it. Unused in the outermost entry.
     reads: ReadOffsets,
-    /// Whether its `rbp` affects any caller's state.
+    /// Whether its `bp` affects any caller's state.
     is_bp_used: bool,
 }
 
@@ -204,6 +208,8 @@ impl Walk {
         let mut below = self.known;
         let mut state = start;
         let mut guesses = 0;
+        // Where a signal frame has saved the link register of `state`. 0 if it is no interrupted frame.
+        let mut link = 0;
         let end_kind = loop {
             while below > 0 && self.entries.get(below - 1).state.sp < state.sp {
                 below -= 1;
@@ -224,6 +230,8 @@ impl Walk {
                         }
                         below = differs;
                         state = self.entries.get(differs).state;
+                        // The words of a cached frame are on the stack, so it does not need the link register.
+                        link = 0;
                     }
                 }
             } else {
@@ -244,8 +252,9 @@ impl Walk {
                 break WalkEnd::TooDeep;
             }
             let rule = rules::rule(&state, unloads);
-            match unwind(&rule, state, memory, unloads, &mut guesses) {
+            match unwind(&rule, state, link, memory, unloads, &mut guesses) {
                 UnwindStep::Caller(caller, reads) => {
+                    link = saved_link(&rule, &state);
                     self.new_frames.get_mut(new_frames - 1).reads = ReadOffsets::new(reads, state.sp, memory);
                     state = caller;
                 }
@@ -276,7 +285,7 @@ impl Walk {
         for index in 0..new_frames {
             *self.entries.get_mut(depth - 1 - index) = *self.new_frames.get(index);
         }
-        // The outermost frame is unwound again each time, so its `rbp` matters.
+        // The outermost frame is unwound again each time, so its `bp` matters.
         let mut is_used = below.checked_sub(1).is_none_or(|index| self.entries.get(index).is_bp_used);
         for index in below..depth {
             let entry = self.entries.get_mut(index);
@@ -293,7 +302,7 @@ impl Walk {
     }
 
     /// The highest index up to `from` whose frame has another caller than before. `None` if all callers are unchanged.
-    /// Updates `rbp` in all entries that it reaches.
+    /// Updates `bp` in all entries that it reaches.
     #[inline]
     fn first_difference(&mut self, from: usize, memory: &mut StackMemory, unloads: Option<u32>) -> Option<usize> {
         let Entry { state: FrameRegisters { mut sp, mut bp, .. }, mut reads, .. } = *self.entries.get(from);
@@ -303,7 +312,7 @@ impl Walk {
             // above the present stack pointer, because the walk has reached this frame. The stack's end was compared.
             let (ip_now, sp_now) = unsafe {
                 let sp_now = if reads.sp == 0 { caller.state.sp } else { ReadOffsets::word(sp, reads.sp) };
-                (ReadOffsets::word(sp, reads.ip), sp_now)
+                (arch::without_signature(ReadOffsets::word(sp, reads.ip)), sp_now)
             };
             if reads.bp != 0 {
                 // SAFETY: entries below `known` have words inside the thread's own stack (`is_on_own_stack`). They are
@@ -319,7 +328,7 @@ impl Walk {
         }
         let outermost = self.entries.get(0).state;
         let rule = rules::rule(&outermost, unloads);
-        match unwind(&rule, outermost, memory, unloads, &mut 0) {
+        match unwind(&rule, outermost, 0, memory, unloads, &mut 0) {
             UnwindStep::End if self.end_kind == WalkEnd::Outermost => None,
             UnwindStep::Lost if self.end_kind == WalkEnd::Lost => None,
             _ => Some(0),
@@ -333,6 +342,15 @@ impl Walk {
     }
 }
 
+/// Where a frame with this rule and state has saved the link register of its caller: a signal frame. Otherwise 0.
+#[inline]
+fn saved_link(rule: &UnwindRule, state: &FrameRegisters) -> usize {
+    match (arch::SAVED_BY_SIGNAL, rule) {
+        (Some(saved), UnwindRule::Frame(frame)) if frame.signal => state.sp.wrapping_add_signed(saved.link as isize),
+        _ => 0,
+    }
+}
+
 /// Whether the rule's address is in no object.
 fn is_outside_objects(rule: &UnwindRule) -> bool {
     matches!(rule, UnwindRule::Guess { is_in_object: false, .. })
@@ -342,12 +360,13 @@ fn is_outside_objects(rule: &UnwindRule) -> bool {
 fn unwind(
     rule: &UnwindRule,
     state: FrameRegisters,
+    link: usize,
     memory: &mut StackMemory,
     unloads: Option<u32>,
     guesses: &mut u32,
 ) -> UnwindStep {
     match rule {
-        UnwindRule::Frame(frame) => frame.unwind(state, memory),
+        UnwindRule::Frame(frame) => frame.unwind(state, link, memory),
         UnwindRule::Outermost => UnwindStep::End,
         UnwindRule::Unsupported => UnwindStep::Lost,
         UnwindRule::Guess { .. } => unwind_by_guess(state, memory, unloads, guesses),

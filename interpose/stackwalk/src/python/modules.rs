@@ -21,6 +21,7 @@ use std::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
+use super::super::arch;
 use super::super::definition::DefinitionSink;
 use super::layout::ObjectLayout;
 use super::memory::CheckedMemory;
@@ -136,7 +137,7 @@ impl ModuleClasses {
 }
 
 fn is_plausible(address: usize) -> bool {
-    address.is_multiple_of(8) && (1 << 12..1 << 47).contains(&address)
+    address.is_multiple_of(8) && arch::USER_ADDRESSES.contains(&address)
 }
 
 /// Whether the class has a valid method resolution order that contains `Module`.
