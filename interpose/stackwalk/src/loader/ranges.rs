@@ -126,10 +126,14 @@ mod tests {
             for round in 0..3 {
                 let (here, expected) = (search(address), find_object::containing(address));
                 assert_eq!(
-                    here.map(|found| (found.start, found.link_map, found.path)),
-                    expected.map(|found| (found.start, found.link_map, found.path)),
+                    here.map(|found| (found.link_map, found.path)),
+                    expected.map(|found| (found.link_map, found.path)),
                     "{address:#x} in round {round}"
                 );
+                // With gaps between its segments, the C library finds one of them. Those of AArch64 are aligned to 64
+                // KiB.
+                let [here_at, expected_at] = [here, expected].map(|found| found.map_or(0, |found| found.start));
+                assert!(here_at <= expected_at && expected_at <= address, "{address:#x} in round {round}");
                 starts.extend(here.map(|found| found.start));
             }
         }
