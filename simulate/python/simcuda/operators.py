@@ -382,7 +382,10 @@ class Computed(Kernel):
             if not is_small(one):
                 return None
             note = found[id(one)]
-            if note is not None and note.expression is not None and (type(note.expression) is not Constant or known_values(one) is None):
+            if note is not None and type(note.expression) is Constant:
+                known_values(one)
+            # The values of a view stay an expression: its memory is written with that of the whole.
+            if note is not None and note.expression is not None:
                 return None
         if self.is_random and not all(map(self.is_integer_output, [arguments.get(name) for name in self.outputs] or [None])):
             return None
