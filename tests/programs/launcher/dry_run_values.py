@@ -48,11 +48,11 @@ def numbers():
     while error > 1e-9:
         error, rounds = error / 2, rounds + 1
     distribution = torch.distributions.Bernoulli(probs=torch.rand(4, device=DEVICE))
+    # Nothing has written the memory of what is filled when its view is read.
+    view = torch.full((), 0.25, dtype=torch.float64, device=DEVICE).unsqueeze(-1)
+    assert torch.maximum(view, torch.zeros(1, device=DEVICE)).item() == 0.25
     return {"loss": loss.item(), "list": loss.view(1).tolist(), "copied": torch.tensor([2.5, 0.5]).to(DEVICE).tolist(),
             "filled": torch.full((), 7.5, device=DEVICE).item(), "rounds": rounds, "sampled": list(distribution.sample().shape)}
-    # A view of a tensor that was filled, whose memory nothing has written yet.
-    filled = torch.full((), 0.25, dtype=torch.float64, device="cuda").unsqueeze(-1)
-    assert torch.maximum(filled, torch.zeros(1, device="cuda")).item() == 0.25
 
 
 def scaler():
