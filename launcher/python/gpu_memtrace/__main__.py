@@ -60,7 +60,10 @@ def _reason(error: OSError) -> str:
 
 def _help(error: OSError) -> str:
     if error.errno in (errno.ENOEXEC, errno.ENOENT):
-        return "memtrace needs Linux on x86-64 or AArch64 with glibc 2.28 or newer; musl systems such as Alpine have no glibc"
+        return (
+            "memtrace needs Linux on x86-64 or AArch64 with glibc 2.28 or newer; "
+            "musl systems such as Alpine have no glibc"
+        )
     return "check the permissions of the file and the mount options of its file system"
 
 
