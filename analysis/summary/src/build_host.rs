@@ -19,7 +19,7 @@ const SIGKILL: i32 = 9;
 /// The exit status of a shell whose command was killed by SIGKILL.
 const KILLED_STATUS: i32 = 128 + SIGKILL;
 /// Growth is looked for among at least this many samples.
-const MIN_SAMPLES: usize = 8;
+const MIN_SAMPLES: usize = 6;
 /// Less growth than this, and than this share of the peak, is none.
 const MIN_GROWTH: u64 = 32 << 20;
 const MIN_GROWTH_SHARE: u64 = 200;

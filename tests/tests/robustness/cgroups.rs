@@ -85,10 +85,10 @@ fn the_oom_killer_takes_the_program_and_spares_the_launcher() {
 #[test]
 fn the_time_until_the_oom_killer_comes_is_forecast() {
     const PAIRS: u64 = 5;
-    let Some(cgroup) = cgroup("512M") else { return };
+    let Some(cgroup) = cgroup("384M") else { return };
     let programs = ProgramFolder::new();
     let program = programs.program("crash/eat.c", "eat", &linked_with("libcudart.so.12"));
-    let [pairs, pause] = [PAIRS.to_string(), "25000".to_owned()];
+    let [pairs, pause] = [PAIRS.to_string(), "60000".to_owned()];
     let command = [program.as_os_str(), pairs.as_ref(), pause.as_ref()];
     let mut scenario = Scenario::start(with_simcuda(&command), true, None);
     cgroup.add(scenario.pid);

@@ -62,7 +62,7 @@ const KNOWN: &[(&str, &[&str])] = &[
              --categories {rules} -- {intruder} names",
             "dry-run --vary-gpu t4,l40s -o {new} -- {intruder} oom say={hostile} exit=1",
             "dry-run --workspaces largest -o {new} -- {intruder} names",
-            "dry-run --bounds -o {new} -- {intruder} names say={hostile} exit=9",
+            "dry-run --bounds -o {new} -- {intruder} names exit=9",
             "dry-run --until-ready --ready-line {hostile} -o {new} -- {intruder} names",
             "dry-run --xla-dump --metrics 127.0.0.1:0 --reports-in-background -o {new} -- true",
             "dry-run --metrics 127.0.0.1:0 --metrics-token-file {missing} -o {new} -- true",
