@@ -139,8 +139,9 @@ fn unexpected_descriptors_are_closed() {
     let mut stdin = running.child.stdin.take().unwrap();
     std::io::Write::write_all(&mut stdin, b"\n").unwrap();
     assert_eq!(running.line(), "after");
-    // Each program image has its own descriptors for a moment.
-    wait_for(|| descriptors(running.pid()) <= before + 2);
+    // Each program image has its own descriptors for a moment, and samples of main memory have a file, which is opened
+    // while the program starts.
+    wait_for(|| descriptors(running.pid()) <= before + 3);
     drop(stdin);
     assert!(running.child.wait().unwrap().success());
 }
