@@ -112,10 +112,10 @@ pub(crate) fn take(is_state: bool) -> Result<Vec<Segment>, &'static str> {
     let (allocator, method, _) = find_method(SNAPSHOT)?;
     // SAFETY: the type of `operator delete(void*)`.
     let delete = unsafe { global_symbol::<Delete>(c"_ZdlPv") }.ok_or("there is no operator delete")?;
+    let mut storage = [0usize; SNAPSHOT_WORDS];
     // SAFETY: `method` is the slot of `snapshot` in the vtable of `allocator`. From 2.7 on there is a third argument,
     // the id of a pool (0, 0: all), a pair of two words that is passed in two registers, and later a fourth, whether to
     // copy the traces. Functions without them ignore the registers.
-    let mut storage = [0usize; SNAPSHOT_WORDS];
     let segments = unsafe {
         let method = std::ptr::with_exposed_provenance(method);
         let result = storage.as_mut_ptr().cast();

@@ -329,7 +329,7 @@ impl<'a> Search<'a> {
 /// Repeats a system call that has ended because of the interruption. The kernel does so itself for most, but not for
 /// these.
 fn repeat_interrupted_call(tid: i32, registers: &Registers) {
-    if let Some(repeating) = registers.to_repeat_call() {
+    if let Some(repeating) = registers.repeating_call() {
         let _ = tracee::set_registers(tid, repeating);
     }
 }

@@ -55,7 +55,7 @@ fn pod_uid(names: &[&str]) -> Option<String> {
     // containerd with systemd groups, but without its systemd driver, names the group
     // `kubepods-podUID.slice:cri-containerd:ID` below the service.
     let is_of_service = |name: &&str| name.starts_with("kubepods-") && name.contains(":cri-containerd:");
-    if !names.first().is_some_and(is_root) && !names.iter().any(|name| is_of_service(name)) {
+    if !names.first().is_some_and(is_root) && !names.iter().any(is_of_service) {
         return None;
     }
     names.iter().find_map(|name| {

@@ -113,10 +113,5 @@ function overTime(host: HostMemorySummary): HTMLElement | null {
   const area = shape('path', { d: `M0 ${HEIGHT}L${line.join('L')}L${WIDTH} ${HEIGHT}Z` });
   area.style.fill = 'var(--series-5)';
   chart.append(area);
-  return el(
-    'div',
-    {},
-    el('h3', {}, `Over time: ${format.duration(span / 1000)}, at most ${format.size(most)}`),
-    chart,
-  );
+  return el('div', {}, el('h3', {}, `Over time: ${format.duration(span / 1000)}, at most ${format.size(most)}`), chart);
 }

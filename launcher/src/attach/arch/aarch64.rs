@@ -31,7 +31,7 @@ pub(in crate::attach) const RETURN_FROM_SIGNAL: [u8; 8] = [0x68, 0x11, 0x80, 0xd
 /// Whether the kernel shows all registers of a thread as they are when it has stopped at the end of a system call: `x7`
 /// says there whether it is the beginning or the end.
 pub(in crate::attach) const SHOWS_REGISTERS_AT_CALLS: bool = false;
-/// Whether [`Registers::to_repeat_call`] can repeat the system calls that the kernel does not repeat itself: the first
+/// Whether [`Registers::repeating_call`] can repeat the system calls that the kernel does not repeat itself: the first
 /// argument is lost when the call has ended.
 pub(in crate::attach) const REPEATS_CALLS: bool = false;
 /// The system calls that end when the thread is interrupted, and that the kernel does not repeat.
@@ -139,7 +139,7 @@ impl Registers {
     }
 
     /// [`REPEATS_CALLS`]
-    pub(in crate::attach) fn to_repeat_call(&self) -> Option<Registers> {
+    pub(in crate::attach) fn repeating_call(&self) -> Option<Registers> {
         None
     }
 }

@@ -24,7 +24,7 @@ pub(in crate::attach) const LOADER: &[u8] = b"ld-linux-x86-64.so.2";
 pub(in crate::attach) const RETURN_FROM_SIGNAL: [u8; 9] = [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
 /// Whether the kernel shows all registers of a thread as they are when it has stopped at the end of a system call.
 pub(in crate::attach) const SHOWS_REGISTERS_AT_CALLS: bool = true;
-/// Whether [`Registers::to_repeat_call`] can repeat the system calls that the kernel does not repeat itself.
+/// Whether [`Registers::repeating_call`] can repeat the system calls that the kernel does not repeat itself.
 pub(in crate::attach) const REPEATS_CALLS: bool = true;
 /// The system calls that end when the thread is interrupted, and that the kernel does not repeat.
 pub(in crate::attach) const NOT_REPEATED: [libc::c_long; 3] =
@@ -111,11 +111,11 @@ impl Registers {
 
     /// The registers with which a thread repeats a system call of [`NOT_REPEATED`] that the interruption has ended.
     /// `None` if it was in no such call.
-    pub(in crate::attach) fn to_repeat_call(&self) -> Option<Registers> {
+    pub(in crate::attach) fn repeating_call(&self) -> Option<Registers> {
         /// The kernel's result of a call that is repeated unless a handler has run (`ERESTARTNOHAND`).
         const REPEAT: i64 = -514;
         let is_ended = self.0.rax as i64 == -i64::from(libc::EINTR) && NOT_REPEATED.contains(&(self.0.orig_rax as i64));
-        is_ended.then(|| Registers(libc::user_regs_struct { rax: REPEAT as u64, ..self.0 }))
+        is_ended.then_some(Registers(libc::user_regs_struct { rax: REPEAT as u64, ..self.0 }))
     }
 }
 
